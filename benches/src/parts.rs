@@ -5,7 +5,7 @@ use burn::tensor::{DType, Distribution, Tensor, capture};
 use marlin_decode::{self as decode, AttentionParts, LayerCache, Row, RowState};
 use marlin_kernels::Epilogue;
 use marlin_llama::LlamaModel;
-use marlin_llama::model::Layer;
+use marlin_llama::model::Block;
 use std::time::Instant;
 
 /// The number of timed replays.
@@ -93,13 +93,13 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
         Ok(())
     };
     let layer =
-        |body: &dyn Fn(&Layer) -> Tensor<2>| model.layers.iter().map(body).collect::<Vec<_>>();
+        |body: &dyn Fn(&Block) -> Tensor<2>| model.layers.iter().map(body).collect::<Vec<_>>();
     part("norm and qkv", layers, &mut || {
         layer(&|layer| {
             layer
-                .self_attn
+                .attention()
                 .qkv_proj
-                .forward_add_norm(x.clone(), x.clone(), &layer.input_layernorm, Epilogue::None)
+                .forward_add_norm(x.clone(), x.clone(), &layer.mixer_norm, Epilogue::None)
                 .0
         })
     })?;
@@ -118,21 +118,18 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
             .collect()
     })?;
     part("o", layers, &mut || {
-        layer(&|layer| layer.self_attn.o_proj.forward(mixed.clone()))
+        layer(&|layer| layer.attention().o_proj.forward(mixed.clone()))
     })?;
     part("norm, gate_up and SwiGLU", layers, &mut || {
-        layer(&|Layer {
-                    mlp,
-                    post_attention_layernorm: norm,
-                    ..
-                }| {
+        layer(&|layer| {
+            let (mlp, norm) = (layer.mlp(), &layer.feed_forward_norm);
             mlp.gate_up_proj
                 .forward_add_norm(x.clone(), x.clone(), norm, Epilogue::SwiGlu)
                 .0
         })
     })?;
     part("down", layers, &mut || {
-        layer(&|layer| layer.mlp.down_proj.forward(gated.clone()))
+        layer(&|layer| layer.mlp().down_proj.forward(gated.clone()))
     })?;
     part("head", 1, &mut || vec![model.head(x.clone())])?;
     part("embedding", 1, &mut || {

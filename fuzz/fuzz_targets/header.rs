@@ -1,4 +1,4 @@
-//! The bytes of a `model.safetensors`, opened.
+//! Fuzz target: the bytes of a `model.safetensors`, which is opened.
 #![no_main]
 
 use std::sync::LazyLock;

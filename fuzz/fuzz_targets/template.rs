@@ -1,4 +1,4 @@
-//! The text of a chat template.
+//! Fuzz target: the text of a chat template.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(init: marlin_text::init(), |data: &[u8]| {

@@ -1,5 +1,5 @@
-//! A byte that selects the format, and the bytes of a `model.safetensors`, of which one layer is
-//! read.
+//! Fuzz target: a byte that selects the format, and the bytes of a `model.safetensors`, from which
+//! one layer is read.
 #![no_main]
 
 use std::sync::LazyLock;

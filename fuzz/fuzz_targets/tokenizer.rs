@@ -1,4 +1,4 @@
-//! The text of a `tokenizer.json`.
+//! Fuzz target: the text of a `tokenizer.json`.
 #![no_main]
 
 use std::sync::LazyLock;

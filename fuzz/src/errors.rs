@@ -1,8 +1,8 @@
-//! The requirements on every error.
+//! Checks that apply to every error.
 
 use std::error::Error;
 
-/// An error has a message, and so do its causes.
+/// Checks that an error and all of its causes have a message.
 pub fn check_error(error: &dyn Error) {
     let mut next = Some(error);
     while let Some(cause) = next {

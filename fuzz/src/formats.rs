@@ -1,14 +1,14 @@
-//! The layer that inputs hold, and the formats in which it is read.
+//! The name of the layer in inputs, and the formats in which the layer is read.
 
 use marlin_format::checkpoint::{
     GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat,
 };
 use marlin_format::{Bits, GroupSize, QuantSpec};
 
-/// The name of the layer.
+/// The name of the layer in inputs.
 pub const LAYER: &str = "l";
 
-/// Every format of a layer, in every spec, for a selector to enumerate.
+/// Returns every format of a layer in every spec; a selector is an index into them.
 pub fn formats() -> Vec<LayerFormat> {
     let specs = Bits::ALL.into_iter().flat_map(|bits| {
         GroupSize::ALL.into_iter().flat_map(move |group| {

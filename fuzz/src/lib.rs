@@ -1,4 +1,4 @@
-//! The bodies of the fuzz targets, and valid inputs to begin with.
+//! The bodies of the fuzz targets, and valid inputs as seeds.
 //!
 //! `crates/marlin-format/tests/format/fuzz.rs` includes this crate's modules: it runs them on
 //! mutated inputs wherever the tests run.

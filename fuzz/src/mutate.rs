@@ -4,13 +4,13 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-/// The signs of JSON, its words, and numbers at edges.
+/// The punctuation and keywords of JSON, and numbers that are edge cases.
 pub const JSON: [&str; 17] = [
     "{", "}", "[", "]", ",", ":", "\"", "null", "true", "false", "{}", "[]", "\"\"", "0", "1",
     "-1", "1e308",
 ];
 
-/// Inputs for each target: `MARLIN_FUZZ_INPUTS`, or so many.
+/// Returns the number of inputs for each target: the value of `MARLIN_FUZZ_INPUTS`, or `otherwise`.
 pub fn inputs(otherwise: usize) -> usize {
     std::env::var("MARLIN_FUZZ_INPUTS")
         .ok()
@@ -18,7 +18,7 @@ pub fn inputs(otherwise: usize) -> usize {
         .unwrap_or(otherwise)
 }
 
-/// A text with one to four changes. `tokens` are the texts written into it.
+/// Returns a text with one to four changes. `tokens` are the texts that may be inserted.
 pub fn mutated(rng: &mut StdRng, text: &[u8], tokens: &[&str]) -> Vec<u8> {
     let mut text = text.to_vec();
     for _ in 0..rng.random_range(1..=4) {
@@ -33,7 +33,7 @@ pub fn mutated(rng: &mut StdRng, text: &[u8], tokens: &[&str]) -> Vec<u8> {
                 let to = rng.random_range(0..=text.len());
                 text.splice(to..to, range);
             }
-            // A whole number or word, or the text of a whole string.
+            // Replaces a whole number or word, or the text of a whole string.
             4 | 5 => {
                 let word = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
                 let begin = text[..start]

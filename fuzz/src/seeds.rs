@@ -1,4 +1,4 @@
-//! Valid inputs.
+//! Valid inputs as seeds.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ use super::formats::{LAYER, formats};
 /// 128 rows.
 const SHAPE: (usize, usize) = (160, 64);
 
-/// Configs of every method, with every field that is read.
+/// Returns configs of every method, with every field that is read.
 pub fn config_seeds() -> Vec<Vec<u8>> {
     [
         r#"{"quantization_config":{"bits":4,"group_size":128,"desc_act":true,"sym":true,"quant_method":"gptq","checkpoint_format":"gptq_v2",
@@ -41,8 +41,8 @@ pub fn config_seeds() -> Vec<Vec<u8>> {
     .into()
 }
 
-/// For every format and spec that can be written, its selector and the bytes of a file that holds a
-/// layer so.
+/// Returns a seed for every format and spec that can be written: its selector, and the bytes of a
+/// file with a layer in that format.
 pub fn tensor_seeds() -> Vec<Vec<u8>> {
     let formats = formats().into_iter().enumerate();
     formats
@@ -52,7 +52,7 @@ pub fn tensor_seeds() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The tensors of a layer, or `None` if the format does not hold such a spec.
+/// Returns the tensors of a layer, or `None` if the format does not support its spec.
 fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
     let ((k, n), spec) = (SHAPE, format.spec()?);
     let groups = spec.group.count(k);
@@ -64,7 +64,7 @@ fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
             bytes,
         }
     };
-    // 0x2c2c is a finite scale; in 0x44 every nibble is metadata that name the first two rows of
+    // 0x2c2c is a finite scale; in 0x44 every nibble is metadata that names the first two rows of
     // four.
     let scales = |name: &str| words(name, Dtype::F16, [groups, n], 0x2c);
     match format {
@@ -106,7 +106,7 @@ fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
     }
 }
 
-/// A weight with its rows out of order where groups allow it.
+/// Returns a weight, with its rows in reverse order if the format has act-order.
 fn plain(format: &LayerFormat) -> Option<PlainWeight> {
     let ((k, n), spec) = (SHAPE, format.spec()?);
     let groups = spec.group.count(k);
@@ -126,7 +126,7 @@ fn plain(format: &LayerFormat) -> Option<PlainWeight> {
     .ok()
 }
 
-/// The bytes of the file that holds these tensors.
+/// Returns the bytes of a file that holds these tensors.
 fn file(tensors: &[TensorData]) -> Vec<u8> {
     let parent = tempfile::tempdir().expect("a temporary folder");
     let dir = parent.path().join("model");

@@ -1,4 +1,4 @@
-//! The operations on an input. Nothing may panic, and what is accepted must hold together.
+//! The operations on an input. No operation may panic, and accepted inputs must be consistent.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::errors::check_error;
 use super::formats::{LAYER, formats};
 
-/// Layers that configs are asked for.
+/// Names of layers that are looked up in configs.
 const LAYERS: [&str; 4] = [
     "model.layers.0.mlp.up_proj",
     "model.layers.11.self_attn.q_proj",
@@ -17,7 +17,7 @@ const LAYERS: [&str; 4] = [
     "",
 ];
 
-/// Reads the text of a config, either way, and asks it for layers.
+/// Reads the text of a config in both ways, and looks up layers in it.
 pub fn config(data: &[u8]) {
     for quantization in [
         Quantization::from_config(data),
@@ -39,11 +39,11 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// Folders with one file, written again for every input.
+/// A folder with one file, which is overwritten for every input.
 pub struct Folder(TempDir);
 
 impl Folder {
-    /// A folder in the system's place for temporary files.
+    /// Creates a folder in the system's folder for temporary files.
     #[allow(
         clippy::new_without_default,
         reason = "it makes a folder; the tests' module, which is not public, does not lint it"
@@ -52,7 +52,7 @@ impl Folder {
         Self(tempfile::tempdir().expect("a temporary folder"))
     }
 
-    /// Opens a file of tensors, and takes every tensor out of it.
+    /// Opens a file of tensors, and reads every tensor.
     pub fn header(&self, file: &[u8]) {
         let Some(checkpoint) = self.open(file) else {
             return;
@@ -64,8 +64,8 @@ impl Folder {
         }
     }
 
-    /// Reads a layer, in the format that the first byte selects, of the file of tensors that
-    /// follows. Returns true if there is one.
+    /// Reads a layer from a file of tensors. The first byte of `data` selects the format; the file
+    /// follows. Returns true if the layer was read.
     pub fn tensors(&self, data: &[u8]) -> bool {
         let Some((&selector, file)) = data.split_first() else {
             return false;

@@ -1,7 +1,7 @@
-//! Chat templates and files `tokenizer.json`: valid ones to begin with, and the operations on an
-//! input. Every failure of a worker is an error in time.
+//! Chat templates and files `tokenizer.json`: valid ones as seeds, and the operations on an input.
+//! Every failure of a worker must become an error within the time limit.
 //!
-//! `crates/marlin-text/tests/hostile` includes this module: it runs it on mutated inputs wherever
+//! `crates/marlin-text/tests/hostile` includes this module, and runs it on mutated inputs wherever
 //! the tests run.
 
 use std::collections::BTreeMap;
@@ -13,11 +13,11 @@ use tempfile::TempDir;
 
 use super::errors::check_error;
 
-/// The longest that an input may take: the four seconds of each call that a worker has, on a busy
-/// machine.
+/// The maximum time of an input: a worker has four seconds for each call, and the machine may be
+/// busy.
 const MOST: Duration = Duration::from_secs(20);
 
-/// Published templates.
+/// Returns published templates.
 pub fn template_seeds() -> Vec<Vec<u8>> {
     let golden: serde_json::Value =
         serde_json::from_str(include_str!("../../tests/golden/chat_templates.json"))
@@ -29,8 +29,8 @@ pub fn template_seeds() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Byte-level BPE, BPE with bytes to fall back to, words, each with what a file may have around a
-/// model.
+/// Returns tokenizers: byte-level BPE, BPE with byte fallback, WordPiece and Unigram, each with the
+/// other components that a file may have around a model.
 pub fn tokenizer_seeds() -> Vec<Vec<u8>> {
     let sentence_piece = r#"{"version":"1.0","truncation":{"direction":"Right","max_length":8,"strategy":"LongestFirst","stride":0},"padding":null,
         "added_tokens":[{"id":0,"content":"<unk>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
@@ -58,7 +58,7 @@ pub fn tokenizer_seeds() -> Vec<Vec<u8>> {
     .into()
 }
 
-/// Compiles a template and renders a conversation. Whether that works.
+/// Compiles a template and renders a conversation. Returns true on success.
 pub fn template(data: &[u8]) -> bool {
     in_time(|| {
         let text = String::from_utf8_lossy(data);
@@ -80,11 +80,11 @@ pub fn template(data: &[u8]) -> bool {
     })
 }
 
-/// Folders with one `tokenizer.json`, written again for every input.
+/// A folder with one `tokenizer.json`, which is overwritten for every input.
 pub struct TokenizerFolder(TempDir);
 
 impl TokenizerFolder {
-    /// A folder in the system's place for temporary files.
+    /// Creates a folder in the system's folder for temporary files.
     #[allow(
         clippy::new_without_default,
         reason = "it makes a folder; the tests' module, which is not public, does not lint it"
@@ -93,7 +93,7 @@ impl TokenizerFolder {
         Self(tempfile::tempdir().expect("a temporary folder"))
     }
 
-    /// Opens a tokenizer, and takes a text through it and back. Whether that works.
+    /// Opens a tokenizer, encodes a text and decodes it again. Returns true on success.
     pub fn tokenizer(&self, data: &[u8]) -> bool {
         let path = self.0.path().join("tokenizer.json");
         fs::write(&path, data).expect("a temporary file can be written");
@@ -105,7 +105,8 @@ impl TokenizerFolder {
     }
 }
 
-/// Returns true if it works; if not, it must give a reason, and either must be in time.
+/// Returns true if `run` succeeds. Otherwise it must return an error with a message. In either case
+/// it must stay within the time limit.
 fn in_time(run: impl FnOnce() -> Result<(), TextError>) -> bool {
     let start = Instant::now();
     let result = run();

@@ -1,7 +1,7 @@
 //! Packs the device tests, the benches and the program for a machine with a GPU and no Rust
 //! toolchain, and keeps the results of the tests there.
 //!
-//! They are built without optimisation, like the tests here: kernels are compiled on the other
+//! The pack is built without optimisation, like the tests here: kernels are compiled on the other
 //! machine, and the speed of replayed graphs does not depend on the host's code.
 
 mod record;
@@ -15,33 +15,33 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What the tests read, by its path in the repository. The 2:4 model would be another 7 MiB packed,
-/// and no test reads it.
+/// The files that the tests read, by their paths in the repository. The 2:4 model would be another
+/// 7 MiB packed, and no test reads it.
 const FILES: [&str; 3] = [
     "tests/golden",
     "examples/train-tiny-llama/model",
     "examples/train-tiny-llama/heldout.txt",
 ];
-/// The most that the archive may have.
+/// The maximum size of the archive in MiB.
 const MAX_MIB: f64 = 60.0;
 const MIB: f64 = 1048576.0;
 /// Options of xz: with the filter for x86 code and a dictionary of a fifth of the binary, the
 /// archive is 3 % smaller.
 const XZ: &str = "--threads=0 --x86 --lzma2=preset=6,dict=64MiB";
-/// Where processes that run side by side keep what they have tuned, in CubeCL's configuration;
+/// The folder for autotuning results in CubeCL's configuration, which parallel processes share;
 /// `run.sh` empties it.
 const ENVIRONMENT: &str = "\n[environment]\npath = { directory = \"cache\" }\n";
 /// The name of the binary in the pack.
 const BINARY: &str = "device";
-/// The programs that the binary is, too, where its first argument is one of these.
+/// The programs that the binary also contains: its first argument selects one of them.
 const PROGRAMS: [&str; 2] = ["burn-marlin", "burn-marlin-bench"];
 
 /// Builds one binary of the device tests, the benches and the program, without CubeCL's CPU
 /// runtime, and puts it into the folder `out` with all that it needs, and the folder into
 /// `out`.tar.xz.
 ///
-/// On the other machine, `run.sh` in the folder runs the tests, `run.sh --help` says how, and
-/// `burn-marlin` and `burn-marlin-bench` are the programs.
+/// On the other machine, `run.sh` in the folder runs the tests, `run.sh --help` lists its options,
+/// and `burn-marlin` and `burn-marlin-bench` are the programs.
 pub fn pack(out: &Path) -> Result<(), Error> {
     llvm::set_up()?;
     let commit = commit_of_tree()?;
@@ -55,7 +55,7 @@ pub fn pack(out: &Path) -> Result<(), Error> {
         "--no-run",
     ])?;
     if out.exists() {
-        // Only what this command has made.
+        // Only a folder that this command has made may be removed.
         if !out.join("run.sh").exists() {
             return Err(Error::Needs(format!(
                 "{}: exists, and is no folder that pack-gpu has made; name another",
@@ -126,7 +126,8 @@ fn write_script(path: &Path, text: &str) -> Result<(), Error> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(Error::file(path))
 }
 
-/// The commit that is checked out, and `with uncommitted changes` if the files are not its own.
+/// Returns the commit that is checked out, followed by `with uncommitted changes` if the files
+/// differ from it.
 fn commit_of_tree() -> Result<String, Error> {
     let commit = git(&["rev-parse", "HEAD"])?;
     let changes = git(&["status", "--porcelain"])?;
@@ -137,7 +138,7 @@ fn commit_of_tree() -> Result<String, Error> {
     })
 }
 
-/// Returns what a command of git prints.
+/// Returns the output of a git command.
 fn git(args: &[&str]) -> Result<String, Error> {
     let mut command = Command::new("git");
     command.args(args).current_dir(root());

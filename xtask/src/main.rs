@@ -33,8 +33,8 @@ enum Command {
     /// Run the fast checks: format, clippy, the tests of the libraries, and the device tests on
     /// Flex.
     Check,
-    /// Run every check but the slow ones: format, clippy, docs, tests, machine code that is not in
-    /// the ledger, doc tests, book.
+    /// Run every check except the slow ones: format, clippy, docs, tests, machine code that is not
+    /// in the ledger, doc tests, book.
     Test,
     /// Run the slow checks: clippy without a CubeCL runtime, and the machine code of every
     /// configuration.
@@ -42,31 +42,31 @@ enum Command {
     /// Compile the kernels for every card, without a GPU, and check the machine code against the
     /// rules and the ledger, `tests/sass/ledger`.
     Proof {
-        /// Compile only what is not in the ledger, and write what was found into it.
+        /// Compile only kernels that are not in the ledger, and write the results into it.
         #[arg(long, conflicts_with = "all")]
         bless: bool,
-        /// Compile the configurations that the ledger leaves out, too.
+        /// Also compile the configurations that the ledger leaves out.
         #[arg(long)]
         all: bool,
     },
     /// Build the book into `target/book`.
     Book,
     /// Time the kernels on this machine's NVIDIA card, or with `cargo xtask bench host` on its
-    /// cores; `--help` after either lists the options.
+    /// cores; `--help` after either command lists the options.
     Bench {
         /// Arguments of the bench program.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         args: Vec<String>,
     },
-    /// Build device tests, benches and program for a machine with a GPU and no Rust toolchain: a
-    /// folder, and the same as an archive; its `run.sh` runs the tests.
+    /// Build device tests, benches and program for a machine with a GPU and no Rust toolchain, as a
+    /// folder and as an archive of it; `run.sh` in the folder runs the tests.
     PackGpu {
         /// The folder; the archive is beside it, with `.tar.xz` after its name.
         out: PathBuf,
     },
-    /// Record a whole run of the device tests on a card as the last of its kind.
+    /// Record a complete run of the device tests on a card as the last run of its kind of device.
     RecordGpu {
-        /// What `run.sh` has printed.
+        /// A file with the output of `run.sh`.
         output: PathBuf,
     },
 }

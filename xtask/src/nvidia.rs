@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 
 /// The environment variable with the compiler's folder, which `tests/sass` reads.
 pub const VARIABLE: &str = "BURN_MARLIN_NVIDIA";
-/// NVRTC, ptxas (in `nvcc`), nvdisasm, and the headers that CubeCL's text includes. They and their
-/// dependencies are pinned, as the number of registers depends on the version.
+/// The wheels of NVRTC, ptxas (in `nvcc`), nvdisasm, and the headers that CubeCL's text includes.
+/// They and their dependencies are pinned, because the number of registers depends on the version.
 const WHEELS: [&str; 7] = [
     "nvidia-cuda-nvrtc==13.5.37",
     "nvidia-cuda-nvcc==13.5.37",
@@ -25,17 +25,17 @@ const WHEELS: [&str; 7] = [
 /// The folder of the wheels with the files of CUDA 13.
 const CUDA: &str = "cu13";
 
-/// The environment variable with what the proof compiles, which `tests/sass` reads.
+/// The environment variable with the mode of the proof, which `tests/sass` reads.
 const MODE: &str = "BURN_MARLIN_PROOF";
 
-/// What the proof compiles.
+/// The mode of the proof: the kernels that it compiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
     /// Every kernel of the ledger.
     Everything,
     /// Every kernel of the ledger, and every configuration that it leaves out.
     All,
-    /// Kernels that are not in the ledger; then it is written anew.
+    /// Kernels that are not in the ledger, which is then rewritten.
     Bless,
 }
 
@@ -72,7 +72,7 @@ pub fn set_up() -> Result<Option<PathBuf>, Error> {
         return Ok(None);
     }
     let environment = target().join("nvidia");
-    // Written last: a folder with it has a complete installation of these versions.
+    // The stamp is written last: a folder with it has a complete installation of these versions.
     let stamp = environment.join("installed");
     let wanted = WHEELS.join("\n");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {

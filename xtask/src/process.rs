@@ -8,7 +8,7 @@ use std::time::Instant;
 /// The error of a task.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The program is not installed or may not be run.
+    /// The program is not installed, or the user may not run it.
     #[error("`{command}` could not be started: {source}")]
     Start {
         command: String,
@@ -55,9 +55,9 @@ pub fn target() -> PathBuf {
 
 /// Returns a command of the `cargo` that runs this task, in the root folder of the workspace.
 ///
-/// The command gets none of the variables that describe xtask's own package: build scripts of
-/// dependencies (ring's) rerun if they change, so running `cargo test` and `cargo xtask test` by
-/// turns would compile Burn anew every time.
+/// The command does not inherit the variables that describe xtask's own package: build scripts of
+/// dependencies (ring's) rerun if these variables change, so alternating between `cargo test` and
+/// `cargo xtask test` would recompile Burn every time.
 pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {
@@ -88,8 +88,8 @@ pub fn run(command: &mut Command) -> Result<(), Error> {
     }
 }
 
-/// Builds by a command of cargo, whose diagnostics are printed, and returns cargo's messages, a
-/// line of JSON each.
+/// Builds with a cargo command, prints its diagnostics, and returns cargo's messages, one line of
+/// JSON each.
 pub fn build_messages(command: &[&str]) -> Result<String, Error> {
     let mut build = cargo(
         command
@@ -112,7 +112,7 @@ pub fn build_messages(command: &[&str]) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Builds a binary by a command of cargo, and returns its path.
+/// Builds a binary with a cargo command, and returns its path.
 pub fn build(command: &[&str]) -> Result<PathBuf, Error> {
     executable(&build_messages(command)?)
         .map(|path| root().join(path))

@@ -1,7 +1,7 @@
 //! Builds all tests and runs their binaries, as many at once as there are cores.
 //!
-//! Cargo runs one binary after the other, and the device tests, most of the time, have one thread:
-//! they share a device. So those on the CPU runtime are two processes.
+//! Cargo runs one binary after the other, and the device tests have one thread most of the time,
+//! because they share a device. The device tests on the CPU runtime therefore run as two processes.
 
 use crate::process::{Error, build_messages, show, target};
 use serde_json::Value;
@@ -14,31 +14,31 @@ use std::time::Instant;
 
 /// The name of the binary of the device tests, which runs once for each device.
 const DEVICE: &str = "device";
-/// Devices that every machine has, the slower one first, and in how many processes their tests run:
-/// a process runs one test after the other.
+/// The devices that every machine has, the slower one first, and the number of processes that run
+/// their tests: a process runs one test after the other.
 const DEVICES: [(&str, usize); 2] = [("cpu", 2), ("flex", 1)];
-/// The binary that compiles kernels: the longest after the device tests.
+/// The binary that compiles kernels: the longest-running one after the device tests.
 const PROOF: &str = "sass";
-/// Binaries that run after all others, by themselves: their tests take times.
+/// Binaries that run alone after all others, because their tests measure times.
 const ALONE: [&str; 1] = ["hostile"];
 
-/// A binary of tests.
+/// A test binary.
 struct Binary {
-    /// The name of its target.
+    /// The name of the cargo target.
     name: String,
-    /// The file.
+    /// The file of the binary.
     path: PathBuf,
-    /// The folder of its package, where cargo runs it.
+    /// The folder of the package, in which cargo runs the binary.
     folder: PathBuf,
 }
 
-/// A run of a binary.
+/// One run of a test binary.
 struct Job {
     name: String,
     command: Command,
 }
 
-/// Builds the tests of the workspace, and runs them; the proof with the environment variable
+/// Builds the tests of the workspace and runs them. The proof runs with the environment variable
 /// `variable`.
 ///
 /// # Errors
@@ -53,7 +53,7 @@ pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
     let (alone, mut jobs): (Vec<Job>, Vec<Job>) = jobs
         .into_iter()
         .partition(|job| ALONE.contains(&job.name.as_str()));
-    // The longest first, so that no core waits for it at the end.
+    // The longest jobs run first, so that no core waits for them at the end.
     jobs.sort_by_key(|job| !(job.name.starts_with(DEVICE) || job.name == PROOF));
     let logs = target().join("test-logs");
     fs::create_dir_all(&logs).map_err(Error::file(&logs))?;
@@ -88,7 +88,7 @@ pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
     }
 }
 
-/// Returns the binary of tests that a message of cargo names, if it does.
+/// Returns the test binary that a message of cargo names, if it names one.
 fn binary(message: &str) -> Option<Binary> {
     let message: Value = serde_json::from_str(message).ok()?;
     let path = PathBuf::from(message["executable"].as_str()?);
@@ -106,7 +106,7 @@ fn binary(message: &str) -> Option<Binary> {
     is_test.then_some(Binary { name, path, folder })
 }
 
-/// The runs of a binary.
+/// Returns the runs of a binary.
 fn jobs(binary: &Binary, variable: Option<(&str, &Path)>) -> Vec<Job> {
     let command = || {
         let mut command = Command::new(&binary.path);
@@ -139,7 +139,8 @@ fn jobs(binary: &Binary, variable: Option<(&str, &Path)>) -> Vec<Job> {
     }]
 }
 
-/// Runs a job with its output in a file, and prints its result; where it fails, the whole output.
+/// Runs a job with its output in a file, and prints its result; if the job fails, prints the whole
+/// output.
 fn run(job: Job, logs: &Path) -> Result<(), Error> {
     let Job { name, mut command } = job;
     let log = logs.join(format!("{}.log", name.replace([' ', '/'], "-")));

@@ -1,10 +1,10 @@
-//! The checks of the project, in the order in which a failure is cheapest to learn of.
+//! The checks of the project, in the order in which a failure is cheapest to find.
 
 use crate::nvidia::Proof;
 use crate::process::{Error, cargo, run, step};
 use crate::{book, gpu, llvm, nvidia, runner};
 
-/// Runs every check but those of [`run_slow`]; stops at the first that fails.
+/// Runs every check except those of [`run_slow`]; stops at the first failure.
 pub fn run_all() -> Result<(), Error> {
     let compiler = step("set-up", || {
         llvm::set_up()?;
@@ -14,7 +14,8 @@ pub fn run_all() -> Result<(), Error> {
     step("docs", || {
         run(cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
     })?;
-    // Without the compiler's folder the tests of the machine code are left out, and say so.
+    // Without the compiler's folder, the tests of the machine code are skipped, and print a
+    // message.
     step("tests", || {
         runner::run_tests(compiler.as_deref().map(|folder| (nvidia::VARIABLE, folder)))
     })?;
@@ -26,11 +27,11 @@ pub fn run_all() -> Result<(), Error> {
     Ok(())
 }
 
-/// Runs the checks that take long and seldom fail where the others pass.
+/// Runs the checks that take long and seldom fail if the other checks pass.
 pub fn run_slow() -> Result<(), Error> {
     step("set-up", llvm::set_up)?;
-    // The workspace has every runtime among its features; a program that depends on a crate with
-    // `flex` only has none.
+    // The workspace enables the features of every runtime; a program that depends on a crate with
+    // only `flex` has no CubeCL runtime.
     let without_runtime = [
         "clippy",
         "--package",
@@ -48,8 +49,8 @@ pub fn run_slow() -> Result<(), Error> {
     nvidia::prove(Proof::All)
 }
 
-/// Runs the checks for every save: format, clippy, the tests of the libraries and those of layers
-/// and models on Flex.
+/// Runs the checks for every save: format, clippy, the tests of the libraries, and the tests of
+/// layers and models on Flex.
 pub fn run_quick() -> Result<(), Error> {
     step("set-up", llvm::set_up)?;
     format_and_clippy()?;

@@ -14,7 +14,7 @@ pub struct FusionCount {
     pub dequantized: u64,
 }
 
-/// The counts so far.
+/// Returns the counts so far.
 pub fn fusion_count() -> FusionCount {
     FusionCount {
         fused: FUSED.load(Ordering::Relaxed),

@@ -37,8 +37,8 @@ pub fn device_name(device: &Device) -> String {
     )
 }
 
-/// Bytes that a device can still hold, which are the machine's for a backend that runs on the host;
-/// `None` if it does not report them.
+/// Returns the bytes that a device can still hold, or `None` if it does not report them. For a
+/// backend that runs on the host, they are the available memory of the machine.
 pub fn free_memory(device: &Device) -> Option<usize> {
     let Some(client) = client(device) else {
         return available_memory();
@@ -50,18 +50,18 @@ pub fn free_memory(device: &Device) -> Option<usize> {
     Some(total.saturating_sub(used) as usize)
 }
 
-/// What `make` returns, with memory of its own for each tensor that it makes, which the device has
-/// back when the tensor is gone.
+/// Runs `make` with a dedicated allocation for each tensor that it makes. The device gets the
+/// memory back when the tensor is dropped.
 ///
 /// Other tensors of a CubeCL device share pages, and a page is as large as the largest tensor that
-/// the pages have ever had: one that is much larger than the others leaves most of a page empty,
-/// and so do all later ones.
+/// the pages have ever held: a tensor that is much larger than the others leaves most of a page
+/// empty, and so do all later tensors.
 pub fn apart<T: Send>(device: &Device, make: impl FnOnce() -> T + Send) -> T {
     let Some(client) = client(device) else {
         return make();
     };
-    // Burn's fusion allocates where operations run. An error of one is reported where its tensor is
-    // read.
+    // Burn's fusion allocates when operations run. An error of an operation is reported when its
+    // tensor is read.
     let run = || drop(device.flush());
     run();
     client.memory_dedicated_allocation((), |()| {
@@ -71,8 +71,8 @@ pub fn apart<T: Send>(device: &Device, make: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// The dtype in which a device holds scales of a format: the format's own where the device has it,
-/// f32 otherwise.
+/// The dtype in which a device holds scales of a format: the format's own dtype if the device
+/// supports it, f32 otherwise.
 pub(crate) fn scale_dtype(dtype: ScaleDtype, device: &Device) -> DType {
     let dtype = DType::from(float_dtype(dtype.into()));
     if device.supports_dtype(dtype) {

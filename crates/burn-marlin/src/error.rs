@@ -3,15 +3,15 @@ use burn::tensor::DType;
 use marlin_format::{FormatError, QuantSpec};
 use std::fmt;
 
-/// A model that could not be converted, as it was before.
+/// A model that could not be converted, and the cause.
 ///
-/// Becomes its [`Error`] under `?`, which drops the model.
+/// The `?` operator converts it to its [`Error`] and drops the model.
 #[derive(Debug)]
 pub struct ConvertError<M, E = Error> {
     /// The model.
     ///
-    /// It is as it was, unless the device failed in the middle of a conversion: then the layers
-    /// before the one that the error names are converted.
+    /// It is unchanged, unless the device failed during a conversion: then the layers before the
+    /// one that the error names are converted.
     pub model: M,
     /// The cause.
     pub error: E,
@@ -35,7 +35,7 @@ impl<M> From<ConvertError<M>> for Error {
     }
 }
 
-/// An error between a float weight and a quantised layer.
+/// An error in converting a model, or in making or reading a quantised weight.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -76,8 +76,8 @@ pub enum Error {
         /// The error of the device.
         reason: String,
     },
-    /// A tensor holds another dtype than a quantised weight has, after loading a record that does
-    /// not belong to it.
+    /// A tensor of a quantised weight has the wrong dtype, after a record that does not belong to
+    /// the weight was loaded.
     #[error("{tensor} of a quantised weight has dtype {found:?}; expected {expected}")]
     Dtype {
         /// The tensor: words, scales, zero points or row permutation.
@@ -87,7 +87,7 @@ pub enum Error {
         /// The dtype of the tensor.
         found: DType,
     },
-    /// A pattern on parameter paths is no regular expression.
+    /// A pattern for parameter paths is not a valid regular expression.
     #[error("`{pattern}` is not a regular expression: {source}")]
     Pattern {
         /// The pattern.
@@ -95,10 +95,10 @@ pub enum Error {
         /// The cause.
         source: Box<regex::Error>,
     },
-    /// A strict conversion would have left layers, or has patterns that match nothing.
+    /// A strict conversion would have skipped layers, or has patterns that match nothing.
     #[error("a strict conversion {}: exclude these layers, or mend the patterns", list_strict(.left, .unmatched))]
     Strict {
-        /// Path of each layer that would have been left, and why.
+        /// Path of each layer that would have been skipped, and the reason.
         left: Vec<(String, LeftReason)>,
         /// Patterns that match no linear layer.
         unmatched: Vec<String>,
@@ -113,7 +113,7 @@ pub enum Error {
         /// The spec asked for.
         asked: QuantSpec,
     },
-    /// The fusion provider came too late.
+    /// The fusion provider was installed too late.
     #[error(
         "the fusion provider must be installed before the first tensor operation of the program: {reason}"
     )]
@@ -124,7 +124,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The same of a layer at a path.
+    /// Adds the path of the layer to a format error.
     pub(crate) fn in_layer(self, path: &str) -> Self {
         match self {
             Self::Format(source) => Self::Layer {

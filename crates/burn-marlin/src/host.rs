@@ -1,4 +1,4 @@
-//! Float tensors that wait in memory of the host.
+//! Float tensors in host memory.
 
 #[cfg(feature = "cubecl-runtime")]
 use crate::backend::cube::{Reading, start_reading};
@@ -7,20 +7,21 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
 use cubecl::bytes::{Bytes, Reader};
 
-/// A float tensor in memory of the host, on its way there at first.
+/// A float tensor in host memory, or on its way there.
 ///
-/// On CUDA that memory is pinned, from CubeCL's pool of it: the device writes and reads it by
-/// itself, at the rate of its bus. Other memory would cost a copy more each way.
+/// On CUDA the memory is pinned and comes from CubeCL's pool: the device writes and reads it
+/// directly, at the rate of its bus. Other memory would cost one more copy in each direction.
 pub struct HostTensor<const D: usize> {
     #[cfg(feature = "cubecl-runtime")]
     reading: Option<Reading>,
-    /// Shared with the uploads of it. Empty until it is there.
+    /// The bytes of the tensor, shared with its uploads. Empty until the copy to the host is
+    /// complete.
     bytes: Bytes,
     shape: Shape,
     dtype: DType,
 }
 
-/// A tensor that the device did not return.
+/// The error of a tensor that the device did not return.
 #[derive(Debug, thiserror::Error)]
 #[error("a tensor cannot be read from the device: {reason}")]
 pub struct ReadError {
@@ -35,8 +36,8 @@ fn unread(error: &impl ToString) -> ReadError {
 }
 
 impl<const D: usize> HostTensor<D> {
-    /// Starts to copy a tensor to the host, after the work given to its device before. The device
-    /// keeps the tensor until [`wait`](Self::wait).
+    /// Starts to copy a tensor to the host, after all work already submitted to its device. The
+    /// device keeps the tensor until [`wait`](Self::wait).
     ///
     /// # Errors
     /// The device failed.
@@ -80,10 +81,10 @@ impl<const D: usize> HostTensor<D> {
         Ok(())
     }
 
-    /// The tensor on a device. The host keeps it, too.
+    /// Copies the tensor to a device. The host keeps its copy.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// The errors of [`wait`](Self::wait).
     ///
     /// # Panics
     /// Panics if the tensor was lost before.

@@ -2,15 +2,15 @@
 //!
 //! - [`W4A16`] turns an existing, unmodified Burn model into a W4A16 (or W8A16) model with one
 //!   call, and reports the outcome for every layer.
-//! - [`W4A16::load`] puts a published checkpoint (GPTQ, AWQ, compressed-tensors, Marlin) into such
-//!   a model, [`W4A16::export`] writes one.
-//! - [`QuantLinear`] is the layer for models that are written with it; [`QuantizedWeight`] the
-//!   quantised tensor type under both.
+//! - [`W4A16::load`] loads a published checkpoint (GPTQ, AWQ, compressed-tensors, Marlin) into such
+//!   a model; [`W4A16::export`] writes one.
+//! - [`QuantLinear`] is the layer for models that are written with it; [`QuantizedWeight`] is the
+//!   quantised tensor type under both kinds of model.
 //! - [`install`] registers the fusion provider, once at the start of the program, so that
 //!   unmodified models never hold a float weight.
 //!
-//! Weights are in 4 bits, or in 8 ([`QuantSpec::int8`]), with a scale per group; activations are in
-//! f16, bf16 or f32; products accumulate in f32.
+//! Weights have 4 bits, or 8 ([`QuantSpec::int8`]), with a scale per group; activations are in f16,
+//! bf16 or f32; products accumulate in f32.
 //!
 //! ```
 //! use burn::nn::LinearConfig;

@@ -5,10 +5,10 @@ use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 use marlin_format::QuantSpec;
 use marlin_kernels::{ActivationDtype, Prologue};
 
-/// A linear layer with a quantised weight, of 4 bits (W4A16) or of 8 (W8A16): y = x W + b.
+/// A linear layer with a quantised weight, of 4 bits (W4A16) or 8 bits (W8A16): y = x W + b.
 ///
-/// For models that are written with it. A model that is written with Burn's `Linear` gains the same
-/// kernels through [`W4A16`](crate::W4A16).
+/// This layer is for models that are written with it. A model that is written with Burn's `Linear`
+/// gets the same kernels through [`W4A16`](crate::W4A16).
 #[derive(Module, Debug)]
 pub struct QuantLinear {
     weight: QuantizedWeight,
@@ -16,7 +16,7 @@ pub struct QuantLinear {
 }
 
 impl QuantLinear {
-    /// A layer of a weight [K, N] and a bias `[N]`.
+    /// Creates a layer from a weight [K, N] and a bias `[N]`.
     ///
     /// # Errors
     /// The bias has another length than the weight has output features.
@@ -39,11 +39,11 @@ impl QuantLinear {
         })
     }
 
-    /// Rounds the weight of a float layer to the spec's bits; the bias stays as it is. Of a layer
-    /// that [`W4A16`](crate::W4A16) has converted to that spec, the weight that it has.
+    /// Rounds the weight of a float layer to the spec's bits; the bias stays as it is. A layer that
+    /// [`W4A16`](crate::W4A16) has already converted to that spec keeps its quantised weight.
     ///
     /// # Errors
-    /// As [`QuantizedWeight::quantize`]; a converted layer of another spec.
+    /// The errors of [`QuantizedWeight::quantize`]; the layer is already converted to another spec.
     pub fn from_linear(linear: &Linear, spec: &QuantSpec) -> Result<Self, Error> {
         let weight = match linear.weight.reparameterization::<QuantizedWeight>() {
             Some(weight) if weight.spec() == *spec => weight.detached(),
@@ -58,11 +58,11 @@ impl QuantLinear {
         Self::new(weight, linear.bias.as_ref().map(|bias| bias.val()))
     }
 
-    /// A layer without values, to load a record into: K input and N output features, for
-    /// activations in a dtype. Its outputs are NaN until then.
+    /// Creates a layer without values, with K input and N output features, for activations in a
+    /// dtype. A record can be loaded into it; its outputs are NaN until then.
     ///
     /// # Errors
-    /// No features, or too many.
+    /// The number of features is zero or too large.
     pub fn unloaded(
         dims: [usize; 2],
         bias: bool,
@@ -82,7 +82,7 @@ impl QuantLinear {
         Ok(Self { weight, bias })
     }
 
-    /// x [.., K] to [.., N], in the activations' dtype.
+    /// Maps `x` [.., K] to [.., N], in the activations' dtype.
     ///
     /// # Panics
     /// Panics if the last dimension of `x` is not K, as Burn's own layers do.
@@ -91,7 +91,7 @@ impl QuantLinear {
         self.weight.matmul_bias(x, bias)
     }
 
-    /// True for a layer with a bias.
+    /// Returns true if the layer has a bias.
     pub fn has_bias(&self) -> bool {
         self.bias.is_some()
     }

@@ -44,7 +44,7 @@ pub enum Command {
     Kernels(KernelsArgs),
 }
 
-/// A checkpoint and where it runs.
+/// A checkpoint and the device that it runs on.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Hugging Face folder.
@@ -62,7 +62,7 @@ pub struct ModelArgs {
     pub head: Option<Bits>,
 }
 
-/// What models are measured on of a text.
+/// The part of a text that models are measured on.
 #[derive(Debug, Args)]
 pub struct WindowArgs {
     /// Tokens in a window; windows do not overlap.
@@ -87,8 +87,8 @@ pub struct InspectArgs {
     /// The device to choose kernels for; without it the best one present: cuda, vulkan, flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// A line for every tensor and layer; without it, equal ones of consecutive layers are printed
-    /// on one line.
+    /// Print a line for every tensor and layer; without it, equal tensors and layers of consecutive
+    /// blocks share a line.
     #[arg(long)]
     pub all: bool,
     /// Print JSON, always with every tensor and layer.
@@ -98,12 +98,13 @@ pub struct InspectArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum FormatName {
-    /// compressed-tensors, pack-quantized: llm-compressor's, which vLLM and transformers read.
+    /// compressed-tensors, pack-quantized: the format of llm-compressor, which vLLM and
+    /// transformers read.
     CompressedTensors,
-    /// GPTQ, version 2: GPTQModel's.
+    /// GPTQ, version 2: the format of GPTQModel.
     Gptq,
-    /// compressed-tensors, marlin-24: the kept weights of --sparse24 alone; compressed-tensors from
-    /// 0.15 on and vLLM do not read it.
+    /// compressed-tensors, marlin-24: stores only the weights that --sparse24 keeps; vLLM and
+    /// compressed-tensors from 0.15 on do not read it.
     #[value(name = "marlin-24")]
     Marlin24,
 }
@@ -132,13 +133,13 @@ pub struct QuantizeArgs {
     /// Rows of K that share a scale: g32, g64, g128 or channel.
     #[arg(long, default_value = "g128")]
     pub group: GroupSize,
-    /// Dtype of the scales: bf16 or f32 for weights too large or too small for those of f16.
+    /// Dtype of the scales: bf16 or f32 for weights that are too large or too small for f16 scales.
     #[arg(long, value_enum, default_value = "f16")]
     pub scales: DtypeName,
     /// Asymmetric: a zero point for each group.
     #[arg(long)]
     pub zero_points: bool,
-    /// Keep two of every four weights (2:4): by rtn those of the largest magnitude.
+    /// Keep two of every four weights (2:4); rtn keeps those of the largest magnitude.
     #[arg(long)]
     pub sparse24: bool,
     /// How values are chosen.
@@ -147,14 +148,14 @@ pub struct QuantizeArgs {
     /// rtn: search the range of each group that leaves the least squared error.
     #[arg(long)]
     pub clip: bool,
-    /// gptq: scale inputs before, as awq does.
+    /// gptq: scale inputs first, as awq does.
     #[arg(long)]
     pub awq: bool,
     /// gptq, awq: text to calibrate on; `.jsonl` has a document in `text`, or a conversation in
     /// `messages`, on each line. May be given several times.
     #[arg(long, value_name = "FILE")]
     pub calibration: Vec<PathBuf>,
-    /// gptq, awq: samples of the text.
+    /// gptq, awq: number of samples of the text.
     #[arg(long, default_value_t = SampleOptions::default().samples)]
     pub samples: usize,
     #[arg(long, help = format!("gptq, awq: tokens of the longest sample; without it {}, or the model's own limit if that is less", SampleOptions::default().max_len))]
@@ -162,12 +163,12 @@ pub struct QuantizeArgs {
     /// gptq, awq: the seed that draws the samples.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// gptq: round the features with the largest inputs first, over groups too; activations are
-    /// permuted at run time then, for which --format gptq alone has readers (GPTQModel, not vLLM).
-    /// Without it groups with large inputs come first, and large inputs first in a group.
+    /// gptq: round the features with the largest inputs first, across groups; activations are then
+    /// permuted at run time, which only readers of --format gptq support (GPTQModel, not vLLM).
+    /// Without it, groups with large inputs come first, and within a group the largest inputs.
     #[arg(long)]
     pub act_order: bool,
-    /// gptq: the part of the mean of a Hessian's diagonal that is added to it.
+    /// gptq: the fraction of the mean of a Hessian's diagonal that is added to the diagonal.
     #[arg(long, default_value_t = 0.01)]
     pub damping: f64,
     /// gptq, awq: the device to calibrate on; without it the best one present: cuda, vulkan, flex.
@@ -180,12 +181,13 @@ pub struct QuantizeArgs {
     /// Form of the files.
     #[arg(long, value_enum, default_value = "compressed-tensors")]
     pub format: FormatName,
-    /// Layers to leave as they are: a name, or `re:` and a regular expression, that the model has.
-    /// May be given several times.
+    /// Layers to leave as they are: a name, or `re:` and a regular expression; the model must have
+    /// such a layer. May be given several times.
     #[arg(long)]
     pub exclude: Vec<String>,
-    /// Layers to quantise otherwise: a pattern as of --exclude, and `bits:8`, `group:g32`, both
-    /// with a comma, or `skip`. May be given several times; the first that matches a layer counts.
+    /// Layers to quantise differently: a pattern as for --exclude, and `bits:8`, `group:g32`, both
+    /// with a comma, or `skip`. May be given several times; the first pattern that matches a layer
+    /// applies.
     #[arg(long = "override", value_name = "PATTERN=SETTINGS", value_parser = override_of)]
     pub overrides: Vec<(String, Override)>,
     /// Print JSON.
@@ -193,7 +195,7 @@ pub struct QuantizeArgs {
     pub json: bool,
 }
 
-/// A pattern and what differs in its layers. Patterns may have `=` in them, settings have none.
+/// Parses a pattern and the settings of its layers. Patterns may contain `=`, settings do not.
 fn override_of(text: &str) -> Result<(String, Override), Box<dyn Error + Send + Sync>> {
     let (pattern, settings) = text
         .rsplit_once('=')
@@ -208,8 +210,8 @@ pub struct EvaluateArgs {
     /// Hugging Face folders of the models to compare with the first.
     #[arg(long = "with", value_name = "DIR")]
     pub with: Vec<PathBuf>,
-    /// Text file, UTF-8. May be given several times: each text has its results, and all of them
-    /// together.
+    /// Text file, UTF-8. May be given several times: results are printed for each text, and for all
+    /// texts together.
     #[arg(long, value_name = "FILE", required = true)]
     pub text: Vec<PathBuf>,
     #[command(flatten)]
@@ -227,7 +229,8 @@ pub struct SamplingArgs {
     /// Tokens to generate at most.
     #[arg(long, default_value_t = 128)]
     pub max_new_tokens: usize,
-    /// 0 takes the likeliest token; without it the model's own generation_config.
+    /// Sampling temperature; 0 takes the likeliest token. Without it, the model's own
+    /// generation_config applies.
     #[arg(long)]
     pub temperature: Option<f32>,
     /// Choose among this many of the likeliest tokens.
@@ -240,7 +243,7 @@ pub struct SamplingArgs {
     /// 1.
     #[arg(long)]
     pub min_p: Option<f32>,
-    /// Divide the logits of tokens that already occurred; 1 leaves them.
+    /// Divide the logits of tokens that already occurred; 1 leaves them unchanged.
     #[arg(long)]
     pub repetition_penalty: Option<f32>,
     /// Seed of the random choices.
@@ -260,7 +263,7 @@ pub struct GenerateArgs {
     pub prompt_file: Option<PathBuf>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// Print JSON at the end instead of text as it comes.
+    /// Print JSON at the end instead of text as it is generated.
     #[arg(long)]
     pub json: bool,
 }
@@ -310,7 +313,7 @@ pub struct KernelsArgs {
     /// given several times.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 512])]
     pub rows: Vec<usize>,
-    /// A line for every layer; without it, equal ones share a line.
+    /// Print a line for every layer; without it, equal layers share a line.
     #[arg(long)]
     pub all: bool,
     /// Print JSON, always with every layer.

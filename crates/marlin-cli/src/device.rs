@@ -28,7 +28,7 @@ impl DeviceName {
         }
     }
 
-    /// The device, where this build and this machine have it.
+    /// Returns the device, if this build supports it and this machine has it.
     fn find(self) -> Option<Device> {
         let filter = match self {
             #[cfg(feature = "cuda")]
@@ -46,10 +46,10 @@ impl DeviceName {
     }
 }
 
-/// The named device, or the best one present.
+/// Opens the named device, or the best one present.
 ///
 /// CubeCL's CPU runtime is never the default: Flex is faster on the same machine. Kernels that are
-/// compiled from then on are kept on disk.
+/// compiled after this call are kept on disk.
 pub fn open(name: Option<DeviceName>) -> Result<Device, CliError> {
     if name != Some(DeviceName::Flex) {
         kernel_cache::enable();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// An error that ends the program; its message is all that the user sees.
+/// An error that ends the program. Its message is all that the user sees.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     #[error(transparent)]

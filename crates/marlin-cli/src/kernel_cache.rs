@@ -1,9 +1,10 @@
-//! Compiled kernels on disk: CubeCL's cache, in the user's cache folder.
+//! The cache of compiled kernels on disk: CubeCL's cache, in the user's cache folder.
 //!
 //! CubeCL keys a kernel by its type, its compile-time configuration, the program's build ID and the
-//! card's architecture, and keeps the results of autotuning by the number of the device. The rest
-//! is in the name of the environment, a file of the folder: this program's version, the driver's,
-//! NVRTC's, and the cards. Several processes may use it at once.
+//! card's architecture, and keeps the results of autotuning by the number of the device. Everything
+//! else that a kernel depends on is in the name of the environment, a file in the folder: the
+//! versions of this program, the driver and NVRTC, and the cards. Several processes may use the
+//! cache at once.
 
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 use etcetera::BaseStrategy;
@@ -14,15 +15,15 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// Names another folder, or is `off`.
+/// The environment variable that names another folder, or is `off`.
 const VARIABLE: &str = "BURN_MARLIN_CACHE";
-/// What a new environment must have room for: a model's kernels are some 10 MB.
+/// The bytes that must be free for a new environment: a model's kernels are some 10 MB.
 const ROOM: usize = 32 << 20;
-/// Environments that had no new kernel for so long, of drivers and versions before, are removed
-/// when there is a new one.
+/// The time without a new kernel after which an environment, of an earlier driver or version, is
+/// removed. Environments are removed when a new one is created.
 const OLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// True where the cache is on and has no kernel yet.
+/// True if the cache is on and has no kernel yet.
 static IS_EMPTY: AtomicBool = AtomicBool::new(false);
 
 /// Returns true if the cache was switched on and no process has used it before: every kernel must
@@ -31,12 +32,12 @@ pub fn is_empty() -> bool {
     IS_EMPTY.load(Ordering::Relaxed)
 }
 
-/// Switches the cache on for the rest of the process. To be called before anything asks CubeCL for
-/// a device.
+/// Switches the cache on for the rest of the process. Call it before anything asks CubeCL for a
+/// device.
 ///
-/// Where that is not possible kernels are compiled anew, and a warning says why. A `cubecl.toml`
-/// that switches the cache on is left as it is. Calls after the first, of a command that opens
-/// several models, do nothing.
+/// If the cache cannot be used, kernels are compiled anew, and a warning says why. A `cubecl.toml`
+/// that switches the cache on takes precedence. Only the first call has an effect: a command that
+/// opens several models calls this function several times.
 pub fn enable() {
     static ENABLED: Once = Once::new();
     ENABLED.call_once(configure);
@@ -72,7 +73,7 @@ fn configure() {
     IS_EMPTY.store(is_new, Ordering::Relaxed);
 }
 
-/// The folder of the cache; none if it is off or the user has no cache folder.
+/// The folder of the cache, or `None` if the cache is off or the user has no cache folder.
 fn folder() -> Option<PathBuf> {
     match std::env::var_os(VARIABLE) {
         Some(value) if value == "off" => None,
@@ -86,7 +87,7 @@ fn folder() -> Option<PathBuf> {
     }
 }
 
-/// An environment's name for what its kernels depend on.
+/// The name of the environment for the versions that its kernels depend on.
 fn environment(versions: &[String]) -> String {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || ".+-".contains(character);
     let name = format!("{}-{}", env!("CARGO_PKG_VERSION"), versions.join("-"));
@@ -96,8 +97,9 @@ fn environment(versions: &[String]) -> String {
         .collect()
 }
 
-/// Makes the folder, tests that there is room for an environment, and removes old ones if this one
-/// is new, which it returns. CubeCL would panic where it can read the file but not write it.
+/// Creates the folder and tests that there is room for an environment. If this environment is new,
+/// removes old ones and returns true. CubeCL would panic if it could read the file but not write
+/// it.
 fn prepare(folder: &Path, name: &str) -> io::Result<bool> {
     fs::create_dir_all(folder)?;
     let is_new = !folder.join(format!("{name}.db")).exists();
@@ -132,7 +134,7 @@ fn prepare(folder: &Path, name: &str) -> io::Result<bool> {
     Ok(is_new)
 }
 
-/// The driver's version, NVRTC's, and the cards, `8xNVIDIA H200`; empty without CUDA.
+/// The versions of the driver and NVRTC, and the cards (`8xNVIDIA H200`); empty without CUDA.
 #[cfg(feature = "cuda")]
 fn versions() -> Vec<String> {
     use cudarc::driver::{result, sys};

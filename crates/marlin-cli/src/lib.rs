@@ -1,6 +1,7 @@
 //! The program `burn-marlin`: look into Llama checkpoints, quantise them to 4 bits, run them.
 //!
-//! A library of one function, [`main`], so that a binary of several programs can have this one too.
+//! The library has a single function, [`main`], so that a binary that combines several programs can
+//! include this one.
 
 mod args;
 mod commands;
@@ -18,12 +19,12 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// The log filter without `RUST_LOG`. wgpu reports every graphics API that a machine lacks as an
-/// error; the devices present are listed when one is requested.
+/// The log filter that applies if `RUST_LOG` is not set. wgpu reports every graphics API that a
+/// machine lacks as an error; the devices present are listed when one is requested.
 const LOG: &str = "warn,wgpu_hal=off";
 
 /// Runs the program with its arguments, the first of which is its name, and returns its exit
-/// status. To be called before anything else in a binary's `main`: the process may be a worker of
+/// status. Call it before anything else in a binary's `main`: the process may be a worker of
 /// [`marlin_llama::init`].
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     marlin_llama::init();

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 use crate::error::CliError;
 
-/// Prints a text at once, without a line break. `print!` would panic where the output is closed.
+/// Prints a text immediately, without a line break. `print!` would panic if the output is closed.
 pub fn text(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
@@ -24,7 +24,7 @@ pub fn json(value: &impl Serialize) -> Result<(), CliError> {
     Ok(line(&serde_json::to_string_pretty(value)?)?)
 }
 
-/// Prints rows in columns: text to the left, and whatever begins with a digit to the right.
+/// Prints rows in columns. Text is aligned to the left, cells that begin with a digit to the right.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     let width = |column: usize| {
         rows.iter()
@@ -55,8 +55,8 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     )
 }
 
-/// As [`table`], for rows that begin with the path of a layer or tensor: equal rows of consecutive
-/// layers as one row with their count, or every row if `all`.
+/// Prints a [`table`] whose rows begin with the path of a layer or tensor. Equal rows of
+/// consecutive layers are one row with their count, unless `all` is set.
 pub fn layers(header: &[&str], rows: Vec<Vec<String>>, all: bool) -> io::Result<()> {
     if all {
         return table(header, &rows);
@@ -85,7 +85,7 @@ pub fn message(error: &dyn std::error::Error) -> String {
         .collect()
 }
 
-/// Bytes as a person reads them.
+/// Formats a number of bytes for a person.
 pub fn size(bytes: usize) -> String {
     match size_unit(bytes) {
         (1.0, unit) => format!("{bytes} {unit}"),
@@ -93,7 +93,7 @@ pub fn size(bytes: usize) -> String {
     }
 }
 
-/// The unit in which a person reads so many bytes: its bytes and its name.
+/// Returns the unit for a number of bytes: the bytes in one unit, and its name.
 pub fn size_unit(bytes: usize) -> (f64, &'static str) {
     match bytes {
         0..10_000 => (1.0, "B"),
@@ -103,7 +103,7 @@ pub fn size_unit(bytes: usize) -> (f64, &'static str) {
     }
 }
 
-/// A bar over `total` steps on standard error; nothing where that is no terminal.
+/// A progress bar of `total` steps on standard error; hidden if standard error is not a terminal.
 pub fn progress(total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);
     // The template is a constant, and a bar without it is still a bar.
@@ -115,7 +115,7 @@ pub fn progress(total: u64) -> ProgressBar {
     bar
 }
 
-/// A bar over bytes, with their rate.
+/// A progress bar of bytes, with their rate.
 pub fn progress_of_bytes(total: usize) -> ProgressBar {
     let bar = ProgressBar::new(total as u64);
     if let Ok(style) = ProgressStyle::with_template(

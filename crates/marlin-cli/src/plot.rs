@@ -1,7 +1,7 @@
-//! Perplexity against size, as SVG or PNG.
+//! Plots of perplexity against size, as SVG or PNG.
 //!
-//! Everything is placed in pixels of the SVG; PNG is that SVG in twice the resolution, with a font
-//! that comes with the program.
+//! Everything is placed in pixels of the SVG. A PNG is that SVG at twice the resolution, with a
+//! font that comes with the program.
 
 mod axis;
 mod rect;
@@ -20,9 +20,10 @@ use resvg::usvg;
 use std::path::PathBuf;
 
 const SIZE: (u32, u32) = (800, 500);
-/// Pixels of a PNG for one of the SVG.
+/// The pixels of a PNG, in each direction, for one pixel of the SVG.
 const PNG_SCALE: u32 = 2;
-/// SVG leaves the choice of the font to the viewer; for sizes, and in PNG, it is DejaVu Sans.
+/// The font family. In SVG the viewer chooses the font; text is measured, and drawn in PNG, in
+/// DejaVu Sans.
 const FONT: &str = "sans-serif";
 const TEXT_SIZE: i32 = 15;
 const RADIUS: i32 = 5;
@@ -34,7 +35,7 @@ const REFERENCE: RGBColor = RGBColor(200, 85, 20);
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// A file to draw into, by its ending.
+/// A file to draw into; its extension decides the format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlotFile {
     path: PathBuf,
@@ -67,12 +68,11 @@ pub struct Point {
     pub label: String,
     pub bytes: usize,
     pub perplexity: f64,
-    /// The standard error of how far it is from the reference's perplexity; not a number where
-    /// there is none.
+    /// The standard error of the difference from the reference's perplexity; NaN if there is none.
     pub error: f64,
 }
 
-/// Models to draw, the first of them the reference.
+/// The models to draw. The first is the reference.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plot {
     pub caption: String,
@@ -287,7 +287,7 @@ impl Plot {
         area.present()
     }
 
-    /// The label of a point, its beginning cut off where it is wider than `widest`.
+    /// The label of a point; its beginning is cut off if it is wider than `widest`.
     fn label(
         &self,
         area: &Area<'_>,

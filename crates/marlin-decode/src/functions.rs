@@ -7,11 +7,11 @@
 //! | others, and every device with autodiff | Burn's operations, which read the rows to the host |
 
 use crate::attention_parts::AttentionParts;
+use crate::cache::LayerCache;
 use crate::device::{is_flex, takes};
 use crate::kernels::Row;
 use crate::kernels::attention::AttentionPass;
 use crate::kernels::sample::BITMAPS;
-use crate::kv::LayerCache;
 use crate::ops::DecodeBackend;
 use crate::portable;
 use burn::backend::Dispatch;

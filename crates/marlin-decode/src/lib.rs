@@ -14,18 +14,18 @@
 //! | `host` | the same in Rust, for Burn's Flex backend |
 //! | [`ops`] | the kernels and `host` as operations of a Burn backend extension |
 //! | `portable` | the same in Burn's own operations, for every backend |
-//! | `kv` | the KV cache of a layer |
+//! | `cache` | the KV cache of a layer |
 //! | `rows` | the rows of a step, written and read by the host |
 
 pub mod ahead;
 mod attention_parts;
+mod cache;
 mod device;
 mod error;
 mod functions;
 #[cfg(feature = "flex")]
 mod host;
 pub mod kernels;
-mod kv;
 pub mod ops;
 mod portable;
 mod rows;
@@ -34,6 +34,7 @@ mod rows;
 mod seed;
 
 pub use attention_parts::AttentionParts;
+pub use cache::{CacheShape, LayerCache, cache, write_cache};
 pub use device::{MAX_PASS_ROWS, has_flash_attention, has_kernels, takes_prompts};
 pub use error::DecodeError;
 pub use functions::{
@@ -43,6 +44,5 @@ pub use functions::{
 pub use kernels::flash::{TILE_WORDS, most_tiles, tiles};
 pub use kernels::sample::{BITMAPS, bitmap};
 pub use kernels::{Row, RowState};
-pub use kv::{LayerCache, cache, write_cache};
 pub use portable::rotate;
 pub use rows::{RowsRead, read_rows, start_reading, words, write_rows, write_words};

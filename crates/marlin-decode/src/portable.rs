@@ -2,9 +2,9 @@
 //! rows' values read them to the host.
 
 use crate::attention_parts::AttentionParts;
+use crate::cache::{LayerCache, write_cache};
 use crate::kernels::sample::{BITMAPS, sample_host};
 use crate::kernels::{Row, RowState};
-use crate::kv::{LayerCache, write_cache};
 use crate::rows::{read_rows, write_rows, write_words};
 use burn::tensor::{DType, Element, FloatDType, Int, Tensor, TensorData, activation};
 

@@ -1,58 +1,58 @@
 use crate::tile::Tile;
 use crate::{ActivationDtype, Kernel, Runtime};
 
-/// The reason why a launch was refused; raised on the host, before anything runs.
+/// The reason why a launch was refused. Errors are raised on the host, before anything runs.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum KernelError {
     /// The format does not fit the shape.
     #[error(transparent)]
     Format(#[from] marlin_format::FormatError),
-    /// A buffer has another length than the problem needs.
+    /// The length of a buffer is not the length that the problem needs.
     #[error("{operand}: {found} elements where the problem {problem} needs {expected}")]
     BufferLength {
         /// The operand, such as activations, words, state or workspace.
         operand: &'static str,
-        /// The problem, as words.
+        /// A description of the problem.
         problem: String,
         /// Elements needed.
         expected: usize,
         /// Elements found.
         found: usize,
     },
-    /// A shape that no kernel takes.
+    /// No kernel supports the shape.
     #[error("{problem}: {reason}")]
     Shape {
-        /// The problem, as words.
+        /// A description of the problem.
         problem: String,
         /// The fault.
         reason: &'static str,
     },
-    /// An operand is there that the format does not have, or is missing.
+    /// An operand is missing, or is given although the format does not have it.
     #[error("{operand}: {found} where the problem {problem} says otherwise")]
     Presence {
         /// The operand: zero points or row permutation.
         operand: &'static str,
-        /// The problem, as words.
+        /// A description of the problem.
         problem: String,
         /// "present" or "missing".
         found: &'static str,
     },
-    /// An alias of another buffer where the kernel needs a buffer of its own.
+    /// An operand is an alias of another buffer, but the kernel needs a buffer of its own.
     #[error(
         "{operand}: an alias of another buffer where the problem {problem} needs a buffer of its own"
     )]
     Alias {
         /// The operand: activations.
         operand: &'static str,
-        /// The problem, as words.
+        /// A description of the problem.
         problem: String,
     },
-    /// A range that leaves what it belongs to.
+    /// A range exceeds its limit.
     #[error("{what}: up to {end} of {limit} asked for, {problem}")]
     Outside {
-        /// The name of the count: slot or positions.
+        /// The name of the counted item: slot or positions.
         what: &'static str,
-        /// The problem, as words.
+        /// A description of the problem.
         problem: String,
         /// One past the last one requested.
         end: usize,
@@ -64,64 +64,65 @@ pub enum KernelError {
         "the problem {problem} has {elements} elements in one operand; the kernels address at most {limit}"
     )]
     TooLarge {
-        /// The problem, as words.
+        /// A description of the problem.
         problem: String,
         /// Elements of the largest operand.
         elements: usize,
         /// The largest count that 32-bit indices reach.
         limit: usize,
     },
-    /// A plan of another backend came to a CubeCL launch.
+    /// The plan was made for another backend than the CubeCL runtime of the launch.
     #[error(
         "the plan `{kernel}` is not launched on {runtime}; take the plan that `plan` gives for its target"
     )]
     NotLaunchable {
         /// The plan's kernel.
         kernel: Kernel,
-        /// The runtime asked.
+        /// The runtime of the launch.
         runtime: Runtime,
     },
-    /// A launch of a tile kernel without blocks, or of clusters that are not one for each tile.
+    /// A tile kernel was to be launched without blocks, or with another number of clusters than
+    /// tiles.
     #[error(
         "the problem {problem}: a launch of {blocks} blocks in tiles of {tile}; take the launch that `tile::plan` gives"
     )]
     Blocks {
-        /// The problem, as words.
+        /// A description of the problem.
         problem: String,
         /// The tile.
         tile: Tile,
-        /// The blocks.
+        /// The number of blocks.
         blocks: usize,
     },
-    /// A matmul that is to compute an epilogue with which its kernel cannot end.
+    /// The problem has an epilogue that its kernel cannot compute.
     #[error(
         "the problem {problem}: {kernel} does not end with this epilogue; take the plan that `plan` gives"
     )]
     Epilogue {
-        /// The problem, as words.
+        /// A description of the problem.
         problem: String,
         /// The plan's kernel.
         kernel: Kernel,
     },
-    /// A problem or a cluster that the kernel of one row does not take.
+    /// The one-row kernel does not support the problem or the cluster size.
     #[error(
         "the problem {problem} on clusters of {blocks} blocks: not for the kernel of one row; take the plan that `plan` gives"
     )]
     NoGemv {
-        /// The problem, as words.
+        /// A description of the problem.
         problem: String,
         /// Blocks of a cluster.
         blocks: usize,
     },
-    /// A vocabulary that sampling does not take.
+    /// Sampling does not support a vocabulary of this size.
     #[error("a vocabulary of {found} tokens; sampling takes 1 to {limit}")]
     Vocabulary {
         /// Tokens of the vocabulary.
         found: usize,
-        /// The most it takes.
+        /// The largest supported vocabulary.
         limit: usize,
     },
-    /// The kernel does not take this pair of dtypes.
+    /// The kernel does not support this pair of dtypes.
     #[error(
         "activations in {activations} and scales in {scales}; the kernel takes both in f16 or both in bf16"
     )]
@@ -131,12 +132,12 @@ pub enum KernelError {
         /// Dtype of the scales.
         scales: ActivationDtype,
     },
-    /// The device cannot hold the activations' dtype.
+    /// The device does not support the activations' dtype.
     #[error("{runtime} does not support {dtype}; cast the activations to f32")]
     Dtype {
-        /// The runtime asked.
+        /// The runtime of the launch.
         runtime: Runtime,
-        /// The dtype it lacks.
+        /// The dtype that the device lacks.
         dtype: &'static str,
     },
 }

@@ -11,46 +11,47 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_format::WeightTensors;
 
-/// The buffers of a weight's tensors, as its descriptor lists them. Words are u32 or i32.
+/// The buffers of a weight's tensors, one for each tensor that its descriptor lists. Words are u32
+/// or i32.
 pub type WeightBuffers = WeightTensors<BufferArg>;
 
-/// Operands of [`launch`], contiguous.
+/// Operands of [`launch`]. All are contiguous.
 pub struct Operands {
     /// Activations [M, K].
     pub x: BufferArg,
     /// Operands of the prologue, if the kernel computes it.
     pub norm: Option<NormOperands>,
-    /// The weight, from addresses that are multiples of 16.
+    /// The weight, at addresses that are multiples of 16.
     pub weight: WeightBuffers,
-    /// `[N]` in the activations' dtype.
+    /// The bias `[N]`, in the activations' dtype.
     pub bias: Option<BufferArg>,
-    /// [M, N], with SwiGLU [M, N / 2]; written whole.
+    /// The output: [M, N], or [M, N / 2] with SwiGLU. Every element is written.
     pub out: BufferArg,
 }
 
-/// Operands of [`Prologue::AddRmsNorm`](crate::Prologue::AddRmsNorm) in the activations' dtype,
-/// contiguous, from addresses that are multiples of 16.
+/// Operands of [`Prologue::AddRmsNorm`](crate::Prologue::AddRmsNorm) in the activations' dtype. All
+/// are contiguous, at addresses that are multiples of 16.
 pub struct NormOperands {
     /// The residual stream [M, K].
     pub residual: BufferArg,
     /// The norm's weight `[K]`.
     pub weight: BufferArg,
-    /// `x + residual` [M, K], rounded; written whole. Another buffer than `residual`, which other
-    /// blocks still read.
+    /// The output `x + residual` [M, K], rounded to the dtype; every element is written. It must
+    /// not be the buffer of `residual`, which other blocks still read.
     pub sum: BufferArg,
-    /// Added to the mean square.
+    /// The constant that is added to the mean square.
     pub epsilon: f32,
 }
 
-/// Runs a problem by its [`plan`](crate::plan).
+/// Launches the kernels that the [`plan`](crate::plan) of a problem chose.
 ///
-/// A weight in a layout that the kernel does not read is repacked for the call; activations are put
-/// in the order of the stored rows if they are in another.
+/// A weight in a layout that the kernel does not read is repacked for the call. Activations are
+/// permuted into the order of the stored rows if necessary.
 ///
 /// # Errors
-/// A buffer of the wrong length, an operand that does not fit the format, dtypes that the kernel or
-/// the device does not take, a plan whose prologue or epilogue is not computed by the matmul, or a
-/// plan of another backend.
+/// Returns an error for a buffer of the wrong length, an operand that does not fit the format,
+/// dtypes that the kernel or the device does not support, a plan whose prologue or epilogue is not
+/// computed by the matmul, or a plan of another backend.
 pub fn launch(
     client: &Client,
     problem: &QuantProblem,
@@ -149,7 +150,8 @@ fn launch_marlin(
     }
 }
 
-/// Activations in the order of the stored rows, padded to [`row_length`], in memory of their own.
+/// Copies the activations to a new buffer, in the order of the stored rows and padded to
+/// [`row_length`].
 fn arranged(
     client: &Client,
     problem: &QuantProblem,
@@ -158,14 +160,14 @@ fn arranged(
 ) -> Result<BufferArg, KernelError> {
     let elements = problem.m * row_length(problem.k());
     let arranged = client.empty(elements * problem.activations.elem().size());
-    // SAFETY: the buffer was made for these elements.
+    // SAFETY: the buffer was allocated for these elements.
     let out = || unsafe { BufferArg::from_raw_parts(arranged.clone(), elements) };
     repack::arrange(client, problem, x, row_permutation, out())?;
     Ok(out())
 }
 
-/// True if kernels that read 16 bytes at a time can read a buffer in place: a view into another
-/// buffer may start anywhere.
+/// Returns true if kernels that read 16 bytes at a time can read a buffer in place. A view into
+/// another buffer may start at any address.
 fn is_aligned(buffer: &BufferArg) -> bool {
     match buffer {
         BufferArg::Handle { handle } => handle.handle.offset_start.unwrap_or(0).is_multiple_of(16),
@@ -173,12 +175,12 @@ fn is_aligned(buffer: &BufferArg) -> bool {
     }
 }
 
-/// Writes the float weight [K, N] in natural row order, in the problem's activation dtype. `m` of
-/// the problem is not used.
+/// Dequantises a weight: writes the float weight [K, N] in natural row order, in the problem's
+/// activation dtype. `m` of the problem is not used.
 ///
 /// # Errors
-/// A buffer of the wrong length, an operand that does not fit the format, or a dtype that the
-/// device lacks.
+/// Returns an error for a buffer of the wrong length, an operand that does not fit the format, or a
+/// dtype that the device does not support.
 pub fn dequantize(
     client: &Client,
     problem: &QuantProblem,

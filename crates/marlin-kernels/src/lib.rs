@@ -1,17 +1,18 @@
-//! W4A16 and W8A16 matmul kernels, their launch, and the choice among them. No Burn.
+//! W4A16 and W8A16 matmul kernels, their launch, and the choice among them. This crate does not
+//! depend on Burn.
 //!
 //! A [`Problem`] describes a matmul; [`plan`] chooses the [`Kernel`] and gives the reason, without
-//! a device; [`launch`] runs it. Each routine has a folder:
+//! a device; [`launch`] runs the kernel. Each routine has a folder:
 //!
 //! | routine | runs on | for |
 //! |---|---|---|
 //! | [`matmul::mma_sync`] | CUDA from compute capability 8.0 on | weights of 4 bits, f16/bf16 activations, any M, N, K, group |
 //! | [`matmul::wgmma`] | CUDA of compute capability 9.0 | the same |
-//! | [`matmul::gemv`] | CUDA from compute capability 9.0 on | one row, with a norm before it or without |
+//! | [`matmul::gemv`] | CUDA from compute capability 9.0 on | one row, with or without a norm before it |
 //! | [`matmul::portable`] | every CubeCL runtime | weights of 4 or 8 bits, any M, N, K, group, f32/f16/bf16; no tensor cores |
 //! | [`matmul::host`] | the CPU, without CubeCL | weights of 4 or 8 bits on Burn's Flex backend |
 //! | [`matmul::head`] | every CubeCL runtime | few rows with a float weight |
-//! | [`repack`] | every CubeCL runtime | weights between the [layouts](marlin_format::WeightLayout), activations into the order of the stored rows |
+//! | [`repack`] | every CubeCL runtime | the conversion of weights between the [layouts](marlin_format::WeightLayout), and of activations into the order of the stored rows |
 //!
 //! [`tile`] holds the shared parts of the tensor-core routines, [`ptx`] their instructions.
 

@@ -1,4 +1,4 @@
-//! The choice of a kernel for every matmul of the project. Host code, free of any device.
+//! The choice of a kernel for every matmul of the project. This is host code that needs no device.
 
 use crate::matmul::{gemv, head, host};
 use crate::tile::{self, Launch};
@@ -13,12 +13,12 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 /// A routine of [`matmul`](crate::matmul), with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// [`mma_sync`](crate::matmul::mma_sync) or [`wgmma`](crate::matmul::wgmma), by the tile:
-    /// tensor cores.
+    /// Tensor cores: [`mma_sync`](crate::matmul::mma_sync) or [`wgmma`](crate::matmul::wgmma),
+    /// depending on the tile.
     Marlin(Launch),
     /// [`gemv`]: one row, with the prologue in the kernel, on clusters of blocks.
     Gemv {
-        /// Blocks among which K is split.
+        /// Number of blocks among which K is split.
         blocks: usize,
     },
     /// [`portable`](crate::matmul::portable): each unit computes `rows` rows of one output column.
@@ -26,7 +26,7 @@ pub enum Kernel {
         /// Rows of activations that a unit multiplies with each unpacked weight.
         rows: usize,
     },
-    /// [`host`](crate::matmul::host): Rust on all cores, straight from the packed weight.
+    /// [`host`](crate::matmul::host): Rust on all cores, directly from the packed weight.
     Host,
     /// [`head`]: a float weight whose columns are contiguous.
     Head(head::HeadKernel),
@@ -55,7 +55,8 @@ impl Kernel {
     /// Records a launch of this kernel as a trace event of the target `marlin_kernels::launch`,
     /// with the fields `kernel` and `problem`.
     ///
-    /// Devices report faults at a later sync and name no kernel: the last event does.
+    /// Devices report faults at a later sync without the name of the kernel; the last event names
+    /// it.
     pub fn trace(&self, problem: &impl fmt::Display) {
         tracing::trace!(target: "marlin_kernels::launch", kernel = %self, %problem, "launch");
     }
@@ -64,8 +65,7 @@ impl Kernel {
 /// The reason why a kernel was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The card's compute capability, 80 for 8.0, and dtypes are those that the tensor-core kernels
-    /// take.
+    /// The tensor-core kernels support the card's compute capability, 80 for 8.0, and the dtypes.
     TensorCores {
         /// Compute capability, 80 for 8.0.
         capability: u32,
@@ -77,7 +77,7 @@ pub enum Reason {
         /// Compute capability, 75 for 7.5.
         capability: u32,
     },
-    /// Activations are in f32, which tensor cores would round.
+    /// Activations are in f32, and tensor cores would round them.
     F32Activations,
     /// Activations and scales differ in dtype.
     DtypePair {
@@ -86,19 +86,19 @@ pub enum Reason {
         /// Dtype of the scales.
         scales: ActivationDtype,
     },
-    /// No tile of the tensor-core kernel fits the card's shared memory.
+    /// No tile of the tensor-core kernels fits in the card's shared memory.
     NoTile,
-    /// The tensor-core kernel would take it, but the weight was laid out for another dtype of
-    /// activations.
+    /// The tensor-core kernels support the problem, but the weight is in the layout for another
+    /// dtype of activations.
     PlainLayout,
     /// Flex does not run CubeCL kernels.
     Flex,
-    /// The layer is a `Linear` of Burn's that reads a converted weight, and the backend fuses no
+    /// The layer is Burn's `Linear` on a converted weight, and the backend does not fuse
     /// operations.
     NoFusion(Runtime),
     /// The weight is a float tensor.
     FloatWeight,
-    /// The weight is a float tensor, and there are more rows than the head's kernel takes.
+    /// The weight is a float tensor, and the problem has more rows than the head's kernel supports.
     ManyRows,
 }
 
@@ -158,40 +158,40 @@ impl fmt::Display for Reason {
 /// The stage that computes the prologue of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrologueStage {
-    /// The problem has none.
+    /// The problem has no such operation.
     None,
-    /// In the matmul's kernel.
+    /// The matmul's kernel computes it.
     InKernel,
-    /// By a kernel of its own before the matmul.
+    /// A separate kernel computes it before the matmul.
     Before,
 }
 
 /// The stage that computes the epilogue of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EpilogueStage {
-    /// The problem has none.
+    /// The problem has no such operation.
     None,
-    /// In the matmul's kernel.
+    /// The matmul's kernel computes it.
     InKernel,
-    /// By a kernel of its own after the matmul.
+    /// A separate kernel computes it after the matmul.
     After,
 }
 
-/// The kernel that runs a problem, and why.
+/// The kernel that runs a problem, and the reason for the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Plan {
-    /// The kernel of the product.
+    /// The kernel that computes the product.
     pub kernel: Kernel,
     /// The stage that computes the prologue.
     pub prologue: PrologueStage,
-    /// The stage of the epilogue.
+    /// The stage that computes the epilogue.
     pub epilogue: EpilogueStage,
-    /// The reason.
+    /// The reason for the choice of the kernel.
     pub reason: Reason,
 }
 
 impl Plan {
-    /// The plan of a product alone.
+    /// Creates the plan of a product without prologue and epilogue.
     pub const fn product(kernel: Kernel, reason: Reason) -> Self {
         Self {
             kernel,
@@ -218,19 +218,20 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Most plans that are kept: prompts of every length would fill it without end.
+/// Maximum number of cached plans; prompts of ever new lengths would otherwise fill the cache
+/// without limit.
 const MAX_PLANS: usize = 4096;
 
 static PLANS: LazyLock<Mutex<HashMap<(Problem, Target), Plan>>> = LazyLock::new(Mutex::default);
 
-/// The kernel for a problem on a device. The same arguments give the same plan, which is looked up
-/// from the second time on.
+/// Chooses the kernel for a problem on a device. The same arguments give the same plan, which is
+/// cached.
 ///
-/// The only place that decides: [`launch`](crate::launch) and [`head::launch`] run this plan, and
-/// reports print it.
+/// This function makes every choice of a kernel: [`launch`](crate::launch) and [`head::launch`] run
+/// its plan, and reports print it.
 pub fn plan(problem: impl Into<Problem>, target: &Target) -> Plan {
     let problem = problem.into();
-    // A panic elsewhere leaves the map whole: an entry is there or it is not.
+    // A panic in another thread leaves the map valid: an entry is either inserted or not.
     let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(plan) = plans.get(&(problem, *target)) {
         return *plan;
@@ -286,8 +287,8 @@ fn quant(problem: &QuantProblem, target: &Target) -> Plan {
     Plan::product(Kernel::Portable { rows }, reason)
 }
 
-/// The plan of [`gemv`], which computes the norm in the kernel, and the epilogue if the columns
-/// allow it.
+/// Returns the plan with [`gemv`], which computes the norm in the kernel, and the epilogue if the
+/// number of columns allows it.
 fn one_row(problem: &QuantProblem, target: &Target) -> Option<Plan> {
     let card = target.card?;
     let prologue = match problem.prologue {
@@ -313,7 +314,7 @@ fn one_row(problem: &QuantProblem, target: &Target) -> Option<Plan> {
         .or_else(|| plan(&problem.with_epilogue(Epilogue::None), EpilogueStage::After))
 }
 
-/// The stage of the epilogue in a kernel that computes it.
+/// Returns the stage of the epilogue for a kernel that computes it.
 fn in_kernel(problem: &QuantProblem) -> EpilogueStage {
     match problem.epilogue {
         Epilogue::None => EpilogueStage::None,
@@ -334,7 +335,7 @@ fn float(problem: &FloatProblem, target: &Target) -> Plan {
     }
 }
 
-/// The launch on tensor cores, and why; or why not.
+/// Returns the launch on tensor cores and the reason for it, or the reason why there is none.
 fn tensor_cores(problem: &QuantProblem, target: &Target) -> Result<(Launch, Reason), Reason> {
     let card: Card = target.card.ok_or(Reason::NoTensorCores(target.runtime))?;
     let QuantProblem {
@@ -365,9 +366,9 @@ fn tensor_cores(problem: &QuantProblem, target: &Target) -> Result<(Launch, Reas
     ))
 }
 
-/// The weight as a device should hold it for activations of the problem's dtype, whatever their
-/// rows: in the layout that its kernel reads, and a 2:4 weight dense where no kernel knows its
-/// metadata.
+/// Returns the descriptor of the weight as a device should hold it for activations of the problem's
+/// dtype, for any number of rows: in the layout that the kernel reads, and with a 2:4 weight dense
+/// if no kernel supports its metadata.
 pub fn held_on(problem: &QuantProblem, target: &Target) -> WeightDescriptor {
     match tensor_cores(problem, target) {
         Ok(_) => problem.weight.in_layout(WeightLayout::Tile),
@@ -380,8 +381,8 @@ pub fn held_on(problem: &QuantProblem, target: &Target) -> WeightDescriptor {
     }
 }
 
-/// The plan for Burn's own `Linear` on a weight that was converted in place: that of [`plan`] where
-/// the backend fuses operations.
+/// Returns the plan for Burn's own `Linear` on a weight that was converted in place. It is that of
+/// [`plan`] if the backend fuses operations.
 pub fn plan_converted(problem: &QuantProblem, target: &Target) -> Plan {
     match target.runtime {
         Runtime::Flex => Plan::product(

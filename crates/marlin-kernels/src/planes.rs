@@ -4,25 +4,25 @@ use cubecl::client::Client;
 use cubecl::ir::features::Plane;
 use cubecl::prelude::*;
 
-/// The planes that a kernel counts on.
+/// The plane sizes on which a kernel can rely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Planes {
-    /// Units that are in one plane whichever of its sizes the device chooses: the smallest of them;
-    /// 1 where units exchange nothing.
+    /// The number of units that are in one plane whichever plane size the device chooses, which is
+    /// its smallest plane size; 1 if the units of a plane cannot exchange values.
     pub size: usize,
-    /// True if all planes of the device have that size.
+    /// True if all planes of the device have this size.
     pub is_only_size: bool,
 }
 
 impl Planes {
-    /// Those of an NVIDIA card.
+    /// The planes of an NVIDIA card.
     #[cfg(feature = "cuda")]
     pub const NVIDIA: Self = Self {
         size: 32,
         is_only_size: true,
     };
 
-    /// Those of a client's device.
+    /// Returns the planes of a client's device.
     pub fn of(client: &Client) -> Self {
         let properties = client.properties();
         let [least, most] = [
@@ -37,12 +37,13 @@ impl Planes {
     }
 }
 
-/// The sum over the `size` units of a plane that a unit is among, a power of two, in each of them.
+/// Returns the sum of `value` over each aligned run of `size` units of a plane, to every unit of
+/// the run. `size` is a power of two.
 #[cube]
 pub fn plane_total(value: f32, #[comptime] size: usize) -> f32 {
     let mut total = value;
-    // A plane may have several such sums in it; and on CUDA `plane_sum` is a loop that is not
-    // unrolled.
+    // This is not `plane_sum`, because a plane may have several such runs, and because on CUDA
+    // `plane_sum` is a loop that is not unrolled.
     #[unroll]
     for i in 0..comptime!(size.ilog2()) {
         total += plane_shuffle_xor(total, comptime!(1u32 << i));

@@ -1,4 +1,4 @@
-//! The matmuls of the project: what is multiplied, and the checks that every launch makes.
+//! The matmul problems of the project, and the checks that every launch makes.
 
 use crate::{KernelError, Target};
 use cubecl::client::Client;
@@ -9,7 +9,7 @@ use marlin_format::{
 };
 use std::fmt;
 
-/// The dtype of activations and output. Products accumulate in f32 whatever it is.
+/// The dtype of activations and output. Products accumulate in f32 whatever the dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ActivationDtype {
     /// 32-bit float.
@@ -21,7 +21,7 @@ pub enum ActivationDtype {
 }
 
 impl ActivationDtype {
-    /// The name as it is written everywhere: `f32`, `f16`, `bf16`.
+    /// Returns the name of the dtype: `f32`, `f16` or `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -30,7 +30,7 @@ impl ActivationDtype {
         }
     }
 
-    /// CubeCL's name for it.
+    /// Returns CubeCL's element type for the dtype.
     pub const fn elem(self) -> ElemType {
         ElemType::Float(match self {
             Self::F32 => FloatKind::F32,
@@ -39,10 +39,10 @@ impl ActivationDtype {
         })
     }
 
-    /// Checks that a device computes in this dtype.
+    /// Checks that a device supports this dtype.
     ///
     /// # Errors
-    /// [`KernelError::Dtype`].
+    /// Returns [`KernelError::Dtype`] if it does not.
     pub fn expect_on(self, client: &Client) -> Result<(), KernelError> {
         if client
             .features()
@@ -77,10 +77,10 @@ impl fmt::Display for ActivationDtype {
 /// The operation on the activations before the product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Prologue {
-    /// None: the activations are multiplied as they come.
+    /// None: the activations are multiplied unchanged.
     #[default]
     None,
-    /// The activations are added to the residual stream, and the RMSNorm (arXiv 1910.07467) of that
+    /// The activations are added to the residual stream, and the RMSNorm (arXiv 1910.07467) of the
     /// sum is multiplied.
     AddRmsNorm,
 }
@@ -97,10 +97,10 @@ pub enum Epilogue {
 }
 
 impl Epilogue {
-    /// Every epilogue.
+    /// All epilogues.
     pub const ALL: [Self; 2] = [Self::None, Self::SwiGlu];
 
-    /// Columns of the product that an output is computed from.
+    /// Returns the number of columns of the product from which one output is computed.
     pub const fn columns(self) -> usize {
         match self {
             Self::None => 1,
@@ -109,8 +109,8 @@ impl Epilogue {
     }
 }
 
-/// A matmul with a quantised weight: prologue(activations [M, K]) times the weight [K, N], plus a
-/// bias `[N]`, and of that the epilogue.
+/// A matmul with a quantised weight: epilogue(prologue(activations [M, K]) times the weight [K, N],
+/// plus a bias `[N]`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QuantProblem {
     /// Rows of activations: batch times sequence. 1 to a few in decode, many in prefill.
@@ -119,7 +119,7 @@ pub struct QuantProblem {
     pub weight: WeightDescriptor,
     /// Dtype of activations and output.
     pub activations: ActivationDtype,
-    /// Dtype in which the device holds the scales: the format's own where the device supports it,
+    /// Dtype in which the device holds the scales: that of the format if the device supports it,
     /// f32 otherwise.
     pub scales: ActivationDtype,
     /// The operation before the product.
@@ -142,12 +142,12 @@ pub struct FloatProblem {
     pub dtype: ActivationDtype,
 }
 
-/// A matmul that [`plan`](crate::plan) finds a kernel for.
+/// A matmul for which [`plan`](crate::plan) chooses a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Problem {
-    /// With a quantised weight.
+    /// A matmul with a quantised weight.
     Quant(QuantProblem),
-    /// With a float weight.
+    /// A matmul with a float weight.
     Float(FloatProblem),
 }
 
@@ -163,12 +163,12 @@ impl From<FloatProblem> for Problem {
     }
 }
 
-/// The largest number of elements that the kernels' 32-bit indices reach.
+/// The maximum number of elements that the kernels' 32-bit indices can address.
 pub const MAX_ELEMENTS: usize = QuantSpec::MAX_ELEMENTS;
 
 impl QuantProblem {
-    /// The problem of `m` rows of activations in a dtype and a weight whose scales are held in the
-    /// format's own dtype.
+    /// Creates the problem of `m` rows of activations in a dtype and a weight whose scales are held
+    /// in the format's own dtype.
     pub fn new(m: usize, weight: WeightDescriptor, activations: ActivationDtype) -> Self {
         Self {
             m,
@@ -180,22 +180,22 @@ impl QuantProblem {
         }
     }
 
-    /// The same problem with scales held in a dtype.
+    /// Returns the same problem with scales held in another dtype.
     pub fn with_scales(self, scales: ActivationDtype) -> Self {
         Self { scales, ..self }
     }
 
-    /// The same problem with a prologue.
+    /// Returns the same problem with another prologue.
     pub fn with_prologue(self, prologue: Prologue) -> Self {
         Self { prologue, ..self }
     }
 
-    /// The same problem with an epilogue.
+    /// Returns the same problem with another epilogue.
     pub fn with_epilogue(self, epilogue: Epilogue) -> Self {
         Self { epilogue, ..self }
     }
 
-    /// The same problem on the weight in another layout.
+    /// Returns the same problem with the weight in another layout.
     pub fn in_layout(self, layout: WeightLayout) -> Self {
         Self {
             weight: self.weight.in_layout(layout),
@@ -203,7 +203,7 @@ impl QuantProblem {
         }
     }
 
-    /// The same problem on a weight that stores the values of a pattern.
+    /// Returns the same problem with a weight of another sparsity.
     pub fn with_sparsity(self, sparsity: Sparsity) -> Self {
         Self {
             weight: self.weight.with_sparsity(sparsity),
@@ -221,13 +221,14 @@ impl QuantProblem {
         self.weight.n
     }
 
-    /// Output features: N, or with SwiGLU half of it.
+    /// Output features: N, or half of N with SwiGLU.
     pub fn outputs(&self) -> usize {
         self.n() / self.epilogue.columns()
     }
 
-    /// Returns true if tiles of `columns` columns can have the epilogue: the gates of SwiGLU fill
-    /// half of each, and their ups the other half.
+    /// Returns true if tiles of `columns` columns can compute the epilogue. For SwiGLU the columns
+    /// must fill whole tiles: gates fill half of each tile, and the corresponding ups the other
+    /// half.
     pub(crate) fn fills(&self, columns: usize) -> bool {
         self.epilogue == Epilogue::None || self.n().is_multiple_of(columns)
     }
@@ -266,11 +267,10 @@ impl QuantProblem {
         )
     }
 
-    /// Checks that 32-bit indices reach every operand.
+    /// Checks that 32-bit indices can address every operand.
     pub(crate) fn expect_addressable(&self) -> Result<(), KernelError> {
         let (k, n) = (self.k(), self.n());
-        // The tile layout pads K and N: for very narrow weights to more words than there are
-        // values.
+        // The tile layout pads K and N, so a very narrow weight has more words than values.
         let words = self.weight.tensors().words.elements();
         expect_at_most(
             self,
@@ -282,7 +282,7 @@ impl QuantProblem {
         )
     }
 
-    /// Checks output and bias.
+    /// Checks the lengths of output and bias.
     pub(crate) fn expect_outputs(
         &self,
         out: usize,
@@ -296,7 +296,7 @@ impl QuantProblem {
 /// Checks the length of a buffer, in elements.
 ///
 /// # Errors
-/// [`KernelError::BufferLength`].
+/// Returns [`KernelError::BufferLength`] if the check fails.
 pub fn expect_length(
     problem: &impl fmt::Display,
     operand: &'static str,
@@ -317,7 +317,7 @@ pub fn expect_length(
 /// Checks that a buffer has at least `needed` elements.
 ///
 /// # Errors
-/// [`KernelError::BufferLength`].
+/// Returns [`KernelError::BufferLength`] if the check fails.
 pub fn expect_at_least(
     problem: &impl fmt::Display,
     operand: &'static str,
@@ -331,10 +331,10 @@ pub fn expect_at_least(
     }
 }
 
-/// Checks that the largest operand has no more elements than the kernels address.
+/// Checks that the largest operand has no more elements than the kernels can address.
 ///
 /// # Errors
-/// [`KernelError::TooLarge`].
+/// Returns [`KernelError::TooLarge`] if it has more.
 pub fn expect_at_most(
     problem: &impl fmt::Display,
     elements: usize,
@@ -350,10 +350,10 @@ pub fn expect_at_most(
     })
 }
 
-/// Checks that an operand is there where the problem has it, and absent where it has not.
+/// Checks that an operand is given if, and only if, the problem has it.
 ///
 /// # Errors
-/// [`KernelError::Presence`].
+/// Returns [`KernelError::Presence`] if the check fails.
 pub fn expect_presence(
     problem: &impl fmt::Display,
     operand: &'static str,

@@ -24,6 +24,7 @@
 //! # Ok::<(), marlin_llama::LlamaError>(())
 //! ```
 
+mod architectures;
 mod config;
 mod decoder;
 mod error;
@@ -38,9 +39,10 @@ mod save;
 mod suppression;
 mod tokens;
 
+pub use architectures::Architecture;
 pub use config::{
-    Architecture, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError,
-    LongRopeScaling, RopeScaling, SlidingWindow, YarnRopeScaling,
+    GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError, LongRopeScaling,
+    RopeScaling, SlidingWindow, YarnRopeScaling,
 };
 pub use decoder::{Decoded, Decoder, MAX_SEQUENCES, SequenceOptions, StopReason};
 pub use error::LlamaError;
@@ -52,7 +54,7 @@ pub use marlin_quant::{LayerLoss, RowOrder};
 pub use marlin_text::{
     ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, init,
 };
-pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};
+pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
 pub use quantize::{
     Calibration, FileFormat, HIDDEN_STATES_ON_DEVICE, Method, Override, OverrideError,

@@ -15,28 +15,28 @@ mod tests;
 /// Exponents that the search tries: 0, 0.05 and so on to 0.95.
 const RATIOS: usize = 20;
 
-/// A channel counts as at least this part of the largest: scales stay between 1/100 and 100, and
-/// scaled weights in the range of f16.
+/// The least size of a channel, as a part of the largest: it keeps scales between 1/100 and 100,
+/// and scaled weights in the range of f16.
 const SMALLEST: f64 = 1e-4;
 
-/// The positive scale `s` of each channel that inputs come from with which `diag(1/s) Q(diag(s) W)`
-/// is nearest to `W` [K, N] in the metric of the second moments `sums`, where `Q` rounds to nearest
-/// in groups. Layers that have the same inputs are one weight, side by side.
+/// Finds the positive scale `s` of each input channel for which `diag(1/s) Q(diag(s) W)` is nearest
+/// to `W` [K, N] in the metric of the second moments `sums`, where `Q` rounds to nearest in groups.
+/// Layers with the same inputs are passed as one weight, side by side.
 ///
-/// `channels`, `[K]`, is the channel of each input feature: its own where each has one, the same
-/// where several features are one channel, such as those of query heads that share a value head,
-/// and have to have one scale.
+/// `channels`, `[K]`, is the channel of each input feature. Usually every feature has its own
+/// channel. Features that must share one scale have the same channel, such as the features of query
+/// heads that share a value head.
 ///
 /// As in the paper, `s = m^ratio` for 20 ratios from 0 to 0.95, with the geometric mean of the
-/// largest and the smallest scale divided out. The size `m` of a channel is the root of its
-/// features' mean square, in place of the paper's mean absolute value: the diagonal of the second
-/// moments has it. Channels that are always zero have the smallest scale, so that their weights
-/// widen no group's range. All have a scale of 1 where nothing is gained, or where fewer than 128
-/// tokens were seen.
+/// largest and the smallest scale divided out. The size `m` of a channel is the root mean square of
+/// its features, in place of the paper's mean absolute value: it follows from the diagonal of the
+/// second moments. Channels that are always zero have the smallest scale, so that their weights
+/// widen no group's range. All channels have a scale of 1 if scales do not reduce the error, or if
+/// `sums` has fewer than 128 tokens.
 ///
 /// # Errors
-/// A weight of another shape, or that has values that are no numbers; [`QuantError::Read`] where
-/// the device fails.
+/// The weight has another shape or values that are not finite; [`QuantError::Read`] if the device
+/// fails.
 ///
 /// # Panics
 /// Panics if `channels` does not have K entries.
@@ -63,7 +63,7 @@ pub fn awq_scales(
             .collect();
         let rows: Vec<f32> = channels.iter().map(|&channel| scales[channel]).collect();
         let loss = loss(errors(weight, n, &rows, spec), n, sums)?;
-        // One whose groups overflow has none.
+        // The loss of a ratio whose groups overflow is not finite, so it is never the least.
         if loss < least {
             (best, least) = (scales, loss);
         }
@@ -71,9 +71,9 @@ pub fn awq_scales(
     Ok(best)
 }
 
-/// The size of each channel by the sums of squares `squares` [K] of its features, over the
-/// geometric mean of the largest and the smallest; one that is always zero counts as the smallest
-/// of the others.
+/// Returns the size of each channel, from the sums of squares `squares` [K] of its features,
+/// divided by the geometric mean of the largest and the smallest size. A channel that is always
+/// zero has the smallest size of the other channels.
 fn sizes(squares: &[f64], channels: &[usize]) -> Vec<f64> {
     let mut sums = vec![(0.0, 0usize); channels.iter().max().map_or(0, |last| last + 1)];
     for (square, &channel) in squares.iter().zip(channels) {
@@ -103,7 +103,7 @@ fn sizes(squares: &[f64], channels: &[usize]) -> Vec<f64> {
         .collect()
 }
 
-/// `diag(1/scales) Q(diag(scales) W) - W`, [K, N].
+/// Returns the errors `diag(1/scales) Q(diag(scales) W) - W`, [K, N].
 fn errors(weight: &[f32], n: usize, scales: &[f32], spec: &QuantSpec) -> Vec<f32> {
     let rows = spec.group.rows(scales.len());
     let mut errors = weight.to_vec();
@@ -126,7 +126,7 @@ fn errors(weight: &[f32], n: usize, scales: &[f32], spec: &QuantSpec) -> Vec<f32
     errors
 }
 
-/// The squared error of all outputs, of the errors [K, N] of a weight.
+/// Returns the squared error of all outputs that the errors [K, N] of a weight cause.
 fn loss(errors: Vec<f32>, n: usize, sums: &HessianSums) -> Result<f64, QuantError> {
     let errors = Tensor::<2>::from_data(
         TensorData::new(errors, [sums.features(), n]),

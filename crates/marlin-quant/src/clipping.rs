@@ -7,13 +7,13 @@ use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, prune_
 use rayon::prelude::*;
 use std::borrow::Cow;
 
-/// Quantises `weight` [K, N], row-major, by rounding every value to the nearest of its group's
-/// levels, whose range is the one of [`SHRINKS`](crate::SHRINKS) parts of the whole, of a symmetric
-/// spec with either sign of the scale, that leaves the least squared error of the group. 2:4 prunes
-/// it by magnitude before.
+/// Quantises `weight` [K, N], row-major, by rounding every value to the nearest level of its group.
+/// The range of a group's levels is chosen from [`SHRINKS`](crate::SHRINKS) parts of the whole
+/// range, for a symmetric spec with either sign of the scale, to minimise the squared error of the
+/// group. With 2:4 sparsity, the weight is pruned by magnitude first.
 ///
 /// # Errors
-/// As [`marlin_format::quantize`].
+/// The errors of [`marlin_format::quantize`].
 pub fn round_with_clipping(
     weight: &[f32],
     k: usize,

@@ -1,4 +1,4 @@
-//! CubeCL devices: those that quantise, and the matmul that they do it with.
+//! CubeCL devices that run quantisers, and the matmul that the quantisers use.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::fusion::custom::TensorSpec;
@@ -17,8 +17,8 @@ use cubek::matmul::routine::BlueprintStrategy;
 use cubek::std::InputBinding;
 use marlin_kernels::{Runtime, Target};
 
-/// The client of a CubeCL device that is no CPU and has no autodiff. On CubeCL's CPU runtime
-/// matmuls are slower than the host's own code.
+/// Returns the client of a CubeCL device that is not a CPU and has no autodiff. On CubeCL's CPU
+/// runtime, matmuls are slower than the host's own code.
 fn client(device: &Device) -> Option<Client> {
     match device.as_dispatch() {
         DispatchDevice::Cube(cube) if !device.is_autodiff() => {
@@ -28,22 +28,22 @@ fn client(device: &Device) -> Option<Client> {
     }
 }
 
-/// True for a device that weights are rounded on.
+/// Returns true if weights are rounded on the device.
 pub(crate) fn rounds(device: &Device) -> bool {
     client(device).is_some()
 }
 
-/// True for an NVIDIA card with tensor cores for bf16.
+/// Returns true for an NVIDIA card with tensor cores for bf16.
 pub(crate) fn has_tensor_cores(device: &Device) -> bool {
     client(device).is_some_and(|client| Target::of(&client).runtime == Runtime::Cuda)
         && device.supports_dtype(DType::BF16)
 }
 
-/// A backend with a matmul of factors in 16 bits whose result is in f32.
+/// A backend with a matmul of 16-bit factors whose result is in f32.
 #[backend_extension(Cube, Fusion)]
 pub trait ProductBackend: Backend {
-    /// `a` [M, K] times `b` [K, N], without autotuning, which takes minutes on an H200 for the
-    /// first product.
+    /// Multiplies `a` [M, K] with `b` [K, N], without autotuning: autotuning takes minutes on an
+    /// H200 for the first product.
     #[fusion(meta = product_spec)]
     fn quant_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 }

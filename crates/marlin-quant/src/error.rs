@@ -2,14 +2,14 @@
 
 use marlin_format::FormatError;
 
-/// A layer that cannot be quantised.
+/// The reason why a layer cannot be quantised.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
-    /// The weight or its spec does not hold together.
+    /// The weight or its spec is invalid.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// Activations that are no whole rows.
+    /// The activations are not whole rows.
     #[error("{found} activations are not rows of K = {k}; pass whole rows")]
     Rows {
         /// Input features.
@@ -17,33 +17,33 @@ pub enum QuantError {
         /// The number of values found.
         found: usize,
     },
-    /// An activation that is no number.
+    /// An activation is not finite.
     #[error(
         "activation {feature} of row {row} is {value}; the model or its input overflows before this layer"
     )]
     NonFiniteActivation {
-        /// The row, of all that were added.
+        /// The row, counted over all rows added.
         row: usize,
         /// The input feature.
         feature: usize,
         /// The value.
         value: f32,
     },
-    /// Activations that have no sum of squares.
+    /// The activations of a batch have no finite sum of squares.
     #[error(
         "activations in batch {batch} are no numbers, or their squares overflow; the model or its input overflows before this layer"
     )]
     NonFiniteBatch {
-        /// The batch, of all that were added.
+        /// The batch, counted over all batches added.
         batch: usize,
     },
-    /// Activations that the device did not return.
+    /// The device did not return the second moments.
     #[error("the second moments of the layer's inputs cannot be read from the device: {reason}")]
     Read {
         /// The cause.
         reason: String,
     },
-    /// A weight that does not have K * N values.
+    /// The weight does not have K * N values.
     #[error("a weight of K = {k} by N = {n} has {found} values; it must have {}", k * n)]
     Shape {
         /// Input features of the Hessian.
@@ -53,7 +53,7 @@ pub enum QuantError {
         /// The number of values found.
         found: usize,
     },
-    /// A Hessian that is not positive definite whatever is added to its diagonal.
+    /// The Hessian is not positive definite, even with the largest damping added to its diagonal.
     #[error(
         "the Hessian of K = {k} has no factor with {damping:e} of its mean diagonal added; it has values that are no numbers, or overflow"
     )]

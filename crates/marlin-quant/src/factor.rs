@@ -3,26 +3,26 @@
 use crate::{Hessian, QuantError};
 use rayon::prelude::*;
 
-/// Times ten, that damping may grow where a factorisation fails.
+/// The number of times that damping may grow by a factor of ten after a failed factorisation.
 pub(crate) const ATTEMPTS: i32 = 8;
 
-/// The upper triangular `U` [K, K] with `H⁻¹ = Uᵀ U`, of a Hessian whose features are in another
-/// order.
+/// The upper triangular `U` [K, K] with `H⁻¹ = Uᵀ U`, for a Hessian with reordered features.
 ///
-/// Row `i` of `U` is what an error of feature `i` does to the features after it: they change by
-/// `error * U[i][j] / U[i][i]`, and the least squared error that is then left is `(error /
+/// Row `i` of `U` gives the effect of an error of feature `i` on each later feature `j`: it changes
+/// by `error * U[i][j] / U[i][i]`, and the least squared error that then remains is `(error /
 /// U[i][i])²`.
 pub(crate) struct InverseFactor {
     features: usize,
     rows: Vec<f32>,
-    /// The part of the mean of the diagonal that was added to it.
+    /// The damping that was used: the part of the mean of the diagonal that was added to the
+    /// diagonal.
     pub damping: f64,
 }
 
 impl InverseFactor {
-    /// Of the features in `order`, with `damping` of the mean of the diagonal added to it, ten
-    /// times as much after each attempt that fails. Features that are always zero are independent
-    /// of the others.
+    /// Factors the Hessian with its features in `order`. The part `damping` of the diagonal's mean
+    /// is added to the diagonal, and ten times as much after each failed attempt. Features that are
+    /// always zero are treated as independent of the others.
     pub fn new(hessian: &Hessian, order: &[usize], damping: f64) -> Result<Self, QuantError> {
         let k = order.len();
         let diagonal = hessian.diagonal();
@@ -59,12 +59,12 @@ impl InverseFactor {
         Err(QuantError::NoFactor { k, damping: tried })
     }
 
-    /// Row `i`, of the entries from the diagonal on.
+    /// Returns the entries of row `i` from the diagonal on.
     pub fn row(&self, i: usize) -> &[f32] {
         &self.rows[i * self.features + i..(i + 1) * self.features]
     }
 
-    /// `H⁻¹ right`, of `right` [K, N] in the order of the features.
+    /// Returns `H⁻¹ right`, for `right` [K, N] in the order of the features.
     pub fn solve(&self, right: &[f32], n: usize) -> Vec<f32> {
         let k = self.features;
         let mut half = vec![0.0f32; k * n];
@@ -93,8 +93,8 @@ impl InverseFactor {
     }
 }
 
-/// The upper triangular `R` with `H = R Rᵀ`, row-major: a Cholesky factorisation that begins with
-/// the last feature. `None` if `H` is not positive definite.
+/// Returns the upper triangular `R` with `H = R Rᵀ`, row-major, by a Cholesky factorisation that
+/// begins with the last feature. Returns `None` if `H` is not positive definite.
 pub(crate) fn upper_factor(
     k: usize,
     entry: &(impl Fn(usize, usize) -> f64 + Sync),
@@ -114,8 +114,8 @@ pub(crate) fn upper_factor(
         let root = square.sqrt();
         row_j[j] = root;
         let tail = &row_j[j + 1..];
-        // A task for few rows costs more than it saves: blocks of the device's factorisation are
-        // factored by one thread.
+        // A task for few rows costs more than it saves: the blocks of the device's factorisation
+        // are factored by one thread.
         above
             .par_chunks_exact_mut(k)
             .enumerate()
@@ -128,15 +128,15 @@ pub(crate) fn upper_factor(
     Some(factor)
 }
 
-/// The inverse of an upper triangular matrix, in f32: rows from the last, each a combination of
-/// those after it.
+/// Returns the inverse of an upper triangular matrix in f32. Rows are computed from the last to the
+/// first, each as a combination of the rows after it.
 pub(crate) fn inverse(k: usize, factor: &[f64]) -> Vec<f32> {
     let mut inverse = vec![0.0f64; k * k];
     for i in (0..k).rev() {
         let (above, after) = inverse.split_at_mut((i + 1) * k);
         let row = &mut above[i * k..];
         let factor = &factor[i * k..(i + 1) * k];
-        // Columns are independent: each thread has some of them.
+        // Columns are independent: each thread computes some of them.
         row[i + 1..]
             .par_chunks_mut(256)
             .enumerate()

@@ -3,10 +3,11 @@
 use crate::QuantError;
 use marlin_format::{FormatError, PlainWeight, QuantSpec, Sparsity};
 
-/// Shrunken ranges that a search tries: the whole, and 99 to 25 hundredths of it.
+/// The number of shrunken ranges that a search tries: the whole range, and 99 to 25 hundredths of
+/// it.
 pub const SHRINKS: usize = 76;
 
-/// The part of the whole range that number `index` of a search is.
+/// Returns the part of the whole range that step `index` of a search covers.
 fn shrink(index: usize) -> f32 {
     1.0 - index as f32 / 100.0
 }
@@ -22,7 +23,7 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// The levels of values in `low..=high`, a range that includes 0, as
+    /// Creates the levels for values in `low..=high`, a range that includes 0, as
     /// [`quantize_rtn`](marlin_format::quantize_rtn) defines them for the whole range.
     pub fn new([low, high]: [f32; 2], spec: &QuantSpec) -> Self {
         let top = f32::from(spec.bits.max());
@@ -40,8 +41,9 @@ impl Grid {
         }
     }
 
-    /// How many grids a search tries for a range: [`SHRINKS`] parts of it, of a symmetric spec each
-    /// with either sign of the scale, as the levels reach one further on one side of zero.
+    /// Returns the number of grids that a search tries for a range: [`SHRINKS`] parts of it. For a
+    /// symmetric spec, each part is tried with either sign of the scale, because the levels reach
+    /// one step further on one side of zero.
     pub fn candidates(spec: &QuantSpec) -> usize {
         if spec.zero_points {
             SHRINKS
@@ -50,7 +52,7 @@ impl Grid {
         }
     }
 
-    /// The grid number `index` of those; the first has the levels of the whole range.
+    /// Returns grid `index` of a search; the first has the levels of the whole range.
     pub fn candidate([low, high]: [f32; 2], index: usize, spec: &QuantSpec) -> Self {
         let (part, sign) = match spec.zero_points {
             true => (shrink(index), 1.0),
@@ -66,17 +68,17 @@ impl Grid {
         }
     }
 
-    /// The q of the nearest level.
+    /// Returns the code q of the nearest level.
     pub fn q(&self, value: f32) -> f32 {
         ((value / self.scale).round_ties_even() + self.zero).clamp(0.0, self.top)
     }
 
-    /// The nearest level.
+    /// Returns the nearest level.
     pub fn nearest(&self, value: f32) -> f32 {
         (self.q(value) - self.zero) * self.scale
     }
 
-    /// Checks that the scale is a number of its dtype.
+    /// Checks that the scale is finite in its dtype.
     pub fn check(&self, row: usize, column: usize, spec: &QuantSpec) -> Result<(), FormatError> {
         match self.scale.is_finite() {
             true => Ok(()),
@@ -90,7 +92,7 @@ impl Grid {
     }
 }
 
-/// Checks that `weight` has K * N values, all of them numbers.
+/// Checks that `weight` has K * N values, all of them finite.
 pub(crate) fn expect_weight(weight: &[f32], k: usize, n: usize) -> Result<(), QuantError> {
     QuantSpec::check_shape(k, n)?;
     if weight.len() != k * n {
@@ -111,14 +113,14 @@ pub(crate) fn expect_weight(weight: &[f32], k: usize, n: usize) -> Result<(), Qu
     Ok(())
 }
 
-/// The range of values, 0 among them.
+/// Returns the range of the values and 0.
 pub(crate) fn range(values: impl Iterator<Item = f32>) -> [f32; 2] {
     values.fold([0.0, 0.0], |[low, high], value| {
         [low.min(value), high.max(value)]
     })
 }
 
-/// The weight as 2:4 where that was asked for, or where it is that.
+/// Returns the weight in 2:4 form if `sparsity` asks for it, or if the weight already is 2:4.
 pub(crate) fn in_form(weight: PlainWeight, sparsity: Sparsity) -> Result<PlainWeight, QuantError> {
     Ok(match sparsity {
         Sparsity::Dense => weight.as_found(),
@@ -126,14 +128,14 @@ pub(crate) fn in_form(weight: PlainWeight, sparsity: Sparsity) -> Result<PlainWe
     })
 }
 
-/// True if a column of a weight [K, N] is 2:4: of every four rows two are zero.
+/// Returns true if a column of a weight [K, N] is 2:4: two of every four rows are zero.
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) fn has_two_four(weight: &[f32], n: usize) -> bool {
     weight.len().is_multiple_of(4 * n)
         && (0..n).any(|column| is_two_four(|row| weight[row * n + column] == 0.0, weight.len() / n))
 }
 
-/// True if of every four of K rows two are zero.
+/// Returns true if two of every four of K rows are zero.
 pub(crate) fn is_two_four(is_zero: impl Fn(usize) -> bool, k: usize) -> bool {
     k.is_multiple_of(4)
         && (0..k)

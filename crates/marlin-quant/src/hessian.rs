@@ -7,13 +7,14 @@ use burn_marlin::device::apart;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Batches of activations that are checked at once: the device waits for the host then.
+/// The number of batches of activations that are checked at once: each check makes the device wait
+/// for the host.
 const CHECKED_AT_ONCE: usize = 16;
 
-/// `xᵀ x` [K, K] over the activations `x` [tokens, K] that a layer was called with, in f64.
+/// The Hessian `xᵀ x` [K, K] of the activations `x` [tokens, K] that a layer was called with, in
+/// f64.
 ///
-/// Documents of different lengths are added as they come: a token counts once, and there is no
-/// padding.
+/// Documents of different lengths can be added without padding: every token counts once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hessian {
     features: usize,
@@ -23,8 +24,8 @@ pub struct Hessian {
 }
 
 impl Hessian {
-    /// Of no activations yet, for a layer of `features` input features: takes 8 bytes for each pair
-    /// of features.
+    /// Creates an empty Hessian for a layer of `features` input features. It takes 8 bytes for each
+    /// pair of features.
     pub fn new(features: usize) -> Self {
         Self {
             features,
@@ -36,7 +37,7 @@ impl Hessian {
     /// Adds activations [tokens, K], row-major.
     ///
     /// # Errors
-    /// [`QuantError::Rows`] and [`QuantError::NonFiniteActivation`]; nothing is added then.
+    /// [`QuantError::Rows`] and [`QuantError::NonFiniteActivation`]; on an error, nothing is added.
     pub fn add(&mut self, activations: &[f32]) -> Result<(), QuantError> {
         let k = self.features;
         if k == 0 || !activations.len().is_multiple_of(k) {
@@ -70,20 +71,20 @@ impl Hessian {
         Ok(())
     }
 
-    /// K, input features.
+    /// The number of input features, K.
     pub fn features(&self) -> usize {
         self.features
     }
 
-    /// Tokens that were added.
+    /// The number of tokens added.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Entry [row, column].
+    /// Returns entry [row, column].
     ///
     /// # Panics
-    /// Panics if one of them is not below [`features`](Self::features).
+    /// Panics if `row` or `column` is not below [`features`](Self::features).
     pub fn get(&self, row: usize, column: usize) -> f64 {
         let (first, second) = (row.min(column), row.max(column));
         assert!(
@@ -94,7 +95,7 @@ impl Hessian {
         self.sum[first * self.features + second]
     }
 
-    /// The sum of squares of every feature, `[K]`.
+    /// Returns the sum of squares of every feature, `[K]`.
     pub fn diagonal(&self) -> Vec<f64> {
         (0..self.features)
             .map(|i| self.sum[i * self.features + i])
@@ -105,26 +106,27 @@ impl Hessian {
 /// The sums of a [`Hessian`] on a device, in f32: batches of activations are multiplied there.
 #[derive(Debug, Clone)]
 pub struct HessianSums {
-    /// [K, K].
+    /// The sum `xᵀ x`, [K, K].
     sum: Tensor<2>,
     drift: Option<Drift>,
     tokens: usize,
     batches: usize,
-    /// The sums of the squares of the last batches.
+    /// The sums of the squares of the batches that are not checked yet.
     unchecked: Vec<Tensor<1>>,
 }
 
-/// Products of activations `x` [tokens, K] with what separates the layer from the float model's.
+/// Products of activations `x` [tokens, K] with the difference between the layer and the same layer
+/// of the float model.
 #[derive(Debug, Clone)]
 enum Drift {
     /// `xᵀ (x' - x)` [K, K], where `x'` are the float model's activations.
     Inputs(Tensor<2>),
-    /// `xᵀ r` [K, N], where `r` is what the layer's outputs have to make up for.
+    /// `xᵀ r` [K, N], where `r` is the residual that the layer's outputs have to make up for.
     Outputs(Tensor<2>),
 }
 
 impl HessianSums {
-    /// Of no activations yet, for a layer of `features` input features.
+    /// Creates empty sums for a layer of `features` input features.
     pub fn new(features: usize, device: &Device) -> Self {
         let sum = apart(device, || {
             Tensor::zeros([features, features], (device, DType::F32))
@@ -143,8 +145,7 @@ impl HessianSums {
     ///
     /// # Errors
     /// [`QuantError::NonFiniteBatch`] for one of the batches so far, and [`QuantError::Read`].
-    /// Every sixteenth batch is checked with those before it, the last ones where the sums are
-    /// used.
+    /// Batches are checked sixteen at a time; the last ones are checked when the sums are used.
     ///
     /// # Panics
     /// Panics if the activations have another K.
@@ -161,7 +162,7 @@ impl HessianSums {
         Ok(())
     }
 
-    /// Checks that the activations of the last batches are numbers; those before them have been
+    /// Checks that the activations of the last batches are finite; earlier batches have been
     /// checked.
     fn check(&self) -> Result<(), QuantError> {
         if self.unchecked.is_empty() {
@@ -176,14 +177,14 @@ impl HessianSums {
         }
     }
 
-    /// [Adds](Self::add) activations beside those of the float model, `float` [tokens, K]. Every
-    /// batch has them, or none.
+    /// [Adds](Self::add) activations together with those of the float model, `float` [tokens, K].
+    /// Either every batch has them, or none has.
     ///
     /// # Errors
-    /// As [`add`](Self::add).
+    /// The errors of [`add`](Self::add).
     ///
     /// # Panics
-    /// Panics if the shapes do not match, or a batch before had a residual.
+    /// Panics if the shapes do not match, or if an earlier batch had a residual.
     pub fn add_beside(
         &mut self,
         activations: Tensor<2>,
@@ -201,17 +202,17 @@ impl HessianSums {
         Ok(())
     }
 
-    /// [Adds](Self::add) activations with `residual` [tokens, N]: what has to be added to the
-    /// outputs of the float weight for these activations to get what the float model has in their
-    /// place. That is the difference of its outputs, and where they are added to hidden states,
-    /// that of the hidden states as well. For N below K this takes less work and memory than
-    /// [`add_beside`](Self::add_beside). Every batch has a residual, or none.
+    /// [Adds](Self::add) activations with `residual` [tokens, N]: the difference between the float
+    /// model's values and the outputs of the float weight for these activations. It is the
+    /// difference of the outputs and, if the outputs are added to hidden states, that of the hidden
+    /// states as well. For N below K this takes less work and memory than
+    /// [`add_beside`](Self::add_beside). Either every batch has a residual, or none has.
     ///
     /// # Errors
-    /// As [`add`](Self::add).
+    /// The errors of [`add`](Self::add).
     ///
     /// # Panics
-    /// Panics if the shapes do not match, or a batch before had the float model's activations.
+    /// Panics if the shapes do not match, or if an earlier batch had the float model's activations.
     pub fn add_with_residual(
         &mut self,
         activations: Tensor<2>,
@@ -228,12 +229,12 @@ impl HessianSums {
         Ok(())
     }
 
-    /// K, input features.
+    /// The number of input features, K.
     pub fn features(&self) -> usize {
         self.sum.dims()[0]
     }
 
-    /// Tokens that were added.
+    /// The number of tokens added.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
@@ -243,7 +244,7 @@ impl HessianSums {
         self.sum.device()
     }
 
-    /// True if it is known what separates the layer from the float model's.
+    /// Returns true if the difference from the float model was recorded.
     pub(crate) fn has_drift(&self) -> bool {
         self.drift.is_some()
     }
@@ -253,7 +254,7 @@ impl HessianSums {
         self.sum.clone()
     }
 
-    /// The sum of squares of every feature, `[K]`.
+    /// Returns the sum of squares of every feature, `[K]`.
     pub(crate) fn diagonal(&self) -> Result<Vec<f64>, QuantError> {
         self.check()?;
         let k = self.features();
@@ -266,8 +267,8 @@ impl HessianSums {
             .collect())
     }
 
-    /// The sums of the same activations, and of those beside them, with each feature divided by its
-    /// of `scales`, `[K]`.
+    /// Returns the sums for the same activations, and for those added beside them, with each
+    /// feature divided by its scale in `scales`, `[K]`.
     ///
     /// # Panics
     /// Panics if there are not K scales.
@@ -279,7 +280,7 @@ impl HessianSums {
             TensorData::new(scales.to_vec(), [k, 1]),
             (&self.device(), DType::F32),
         );
-        // A product is the same either way: the sums stay symmetric.
+        // A product does not depend on the order of its factors, so the sums stay symmetric.
         let pairs = rows.clone() * rows.clone().transpose();
         let drift = self.drift.as_ref().map(|drift| match drift {
             Drift::Inputs(inputs) => Drift::Inputs(inputs.clone() / pairs.clone()),
@@ -293,9 +294,9 @@ impl HessianSums {
         }
     }
 
-    /// Columns of `xᵀ (x' - x) W` or `xᵀ r` [K, N], for a weight [K, N]: what `H` times a change of
-    /// the weight is to be for its outputs to be the float model's. None if it is not known what
-    /// separates the layer from that one.
+    /// Returns columns of `xᵀ (x' - x) W` or `xᵀ r` [K, N], for a weight [K, N]: if `H` times a
+    /// change of the weight equals it, the changed weight has the outputs of the float model.
+    /// Returns `None` if the difference from the float model was not recorded.
     pub(crate) fn correction(&self, weight: Tensor<2>, columns: Range<usize>) -> Option<Tensor<2>> {
         Some(match self.drift.clone()? {
             Drift::Inputs(inputs) => product(inputs, weight.slice(s![.., columns])),
@@ -303,10 +304,10 @@ impl HessianSums {
         })
     }
 
-    /// The sums on the host.
+    /// Reads the sums to the host.
     ///
     /// # Errors
-    /// [`QuantError::NonFiniteBatch`] for one of the last batches; [`QuantError::Read`] where the
+    /// [`QuantError::NonFiniteBatch`] for one of the last batches; [`QuantError::Read`] if the
     /// device fails.
     pub fn hessian(&self) -> Result<Hessian, QuantError> {
         self.check()?;
@@ -319,8 +320,8 @@ impl HessianSums {
     }
 }
 
-/// Adds `xᵀ y` of a batch to a sum [K, N], panel after panel of its rows, for which the sum is
-/// changed in place: a sum of 14,336 features takes 0.8 GB.
+/// Adds `xᵀ y` of a batch to a sum [K, N], one panel of rows at a time. The sum is changed in
+/// place: a sum of 14,336 features takes 0.8 GB.
 fn add_outer(sum: &mut Tensor<2>, x: Tensor<2>, y: Tensor<2>) {
     let [k, n] = sum.dims();
     if k <= panel(n) {
@@ -335,7 +336,7 @@ fn add_outer(sum: &mut Tensor<2>, x: Tensor<2>, y: Tensor<2>) {
     }
 }
 
-/// The values of a tensor on the host.
+/// Reads the values of a tensor to the host.
 pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, QuantError> {
     tensor
         .try_into_vec_as::<f32>()

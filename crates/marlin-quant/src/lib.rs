@@ -1,20 +1,20 @@
-//! Quantisers that look at data.
+//! Calibration-based quantisers.
 //!
-//! A layer computes `x W` with `x` [tokens, K] and `W` [K, N]. What a quantiser minimises is the
-//! error of that product over calibration data, `|x (W - Q)|²`, which depends on the data only
-//! through the [`Hessian`] `xᵀ x` [K, K].
+//! A layer computes `x W` with `x` [tokens, K] and `W` [K, N]. A quantiser minimises the error of
+//! this product over calibration data, `|x (W - Q)|²`, which depends on the data only through the
+//! [`Hessian`] `xᵀ x` [K, K].
 //!
 //! | quantiser | what it does |
 //! |---|---|
 //! | [`round_with_clipping`] | rounds to nearest, with the scale of each group chosen among [`SHRINKS`] shrunken ranges by squared error; needs no data |
-//! | [`gptq`] | GPTQ (arXiv 2210.17323) as the Marlin paper modifies it (section 3.5): row after row is rounded, and the rows that follow take up its error; ranges are chosen by the error that is left after that |
+//! | [`gptq`] | GPTQ (arXiv 2210.17323) as the Marlin paper modifies it (section 3.5): rows are rounded one after the other, and later rows take up the error of each; ranges are chosen by the error that remains after that |
 //!
 //! [`awq_scales`] finds the scales of AWQ (arXiv 2306.00978), which make weights with large inputs
-//! larger, and so more exact, before either quantises them.
+//! larger, and so more exact, before one of these quantisers runs.
 //!
-//! Both quantisers prune to 2:4 if asked: the first by magnitude, GPTQ as SparseGPT does (arXiv
-//! 2301.00774). They return a [`PlainWeight`](marlin_format::PlainWeight), which every file format
-//! and device layout is made from, and are behind one trait, [`Quantizer`].
+//! Both quantisers can prune to 2:4: [`round_with_clipping`] by magnitude, [`gptq`] as SparseGPT
+//! does (arXiv 2301.00774). They return a [`PlainWeight`](marlin_format::PlainWeight), from which
+//! every file format and device layout is made, and share one trait, [`Quantizer`].
 //!
 //! [`GptqCalibrator`] quantises the linear layers of a whole Burn model with the inputs that they
 //! get for some batches.

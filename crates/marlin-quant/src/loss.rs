@@ -9,23 +9,22 @@ use crate::Quantized;
 /// What a quantiser says of a layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerLoss {
-    /// Its name.
+    /// The name of the layer.
     pub layer: String,
-    /// Tokens that it saw.
+    /// The number of tokens that the layer saw.
     pub tokens: usize,
-    /// The squared error that is left of a token's outputs, all together, where the quantiser knows
-    /// it.
+    /// The squared error that remains in all outputs of a token, if the quantiser computes it.
     pub loss: Option<f64>,
-    /// The part of the mean of the Hessian's diagonal that was added to it.
+    /// The damping: the part of the mean of the Hessian's diagonal that was added to the diagonal.
     pub damping: Option<f64>,
-    /// Input features that were zero in every token.
+    /// The number of input features that were zero in every token.
     pub dead: usize,
-    /// True if it saw too few tokens, and was rounded.
+    /// True if the layer saw too few tokens, and was rounded.
     pub fell_back: bool,
 }
 
 impl LayerLoss {
-    /// Of the layer that has the output features `columns` of a weight.
+    /// Creates the report of the layer that has the output features `columns` of a weight.
     pub fn new(layer: &str, tokens: usize, of: &Quantized, columns: Range<usize>) -> Self {
         Self {
             layer: layer.into(),

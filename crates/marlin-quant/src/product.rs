@@ -1,4 +1,4 @@
-//! Matrix products that are summed in f32, and of factors in f32 as exact as those sums.
+//! Matrix products with sums in f32. Factors in f32 are multiplied as exactly as the sums.
 
 use std::ops::Range;
 
@@ -12,18 +12,18 @@ use burn::{
 #[cfg(feature = "cubecl-runtime")]
 use crate::device::{ProductBackend, has_tensor_cores};
 
-/// Elements of the largest matrix that is worked on at a time where a whole one is not needed: 64
-/// MiB in f32.
+/// The number of elements of a panel: the largest part of a matrix that is processed at a time if
+/// the whole matrix is not needed. In f32 it is 64 MiB.
 pub(crate) const PANEL: usize = 1 << 24;
 
-/// Rows or columns of `width` elements that have no more than [`PANEL`] together, in the tiles of
-/// matmuls.
+/// Returns the number of rows or columns of `width` elements in a panel: about [`PANEL`] elements
+/// together, rounded to whole tiles of a matmul.
 pub(crate) fn panel(width: usize) -> usize {
     (PANEL / width.max(1)).next_multiple_of(128).max(128)
 }
 
-/// The parts of `lines`, rows or columns of `width` elements, that are worked on at a time: a
-/// [`panel`] each, the last one what is left.
+/// Splits `lines`, rows or columns of `width` elements, into parts that are processed one at a
+/// time. Each part is a [`panel`]; the last one may be smaller.
 pub(crate) fn panels(lines: Range<usize>, width: usize) -> impl Iterator<Item = Range<usize>> {
     let (end, most) = (lines.end, panel(width));
     lines
@@ -31,10 +31,11 @@ pub(crate) fn panels(lines: Range<usize>, width: usize) -> impl Iterator<Item = 
         .map(move |start| start..end.min(start + most))
 }
 
-/// `a` [M, K] times `b` [K, N], both in f32.
+/// Multiplies `a` [M, K] with `b` [K, N], both in f32.
 ///
-/// Tensor cores have no f32, and Burn's matmul rounds factors to TF32 for them. There each factor
-/// is the sum of three in bf16, exactly, of whose products the six that reach into f32 are summed.
+/// Tensor cores do not support f32, and Burn's matmul rounds factors to TF32 for them. On a device
+/// with tensor cores, each factor is therefore split exactly into a sum of three bf16 parts. Of the
+/// products of these parts, the six that are significant in f32 are summed.
 pub(crate) fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     #[cfg(feature = "cubecl-runtime")]
     if has_tensor_cores(&a.device()) {
@@ -43,11 +44,11 @@ pub(crate) fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     a.matmul(b)
 }
 
-/// A product of factors in f32, each as the sum of three in bf16. The six products of these take
-/// six times the memory of the result, and the parts one and a half times that of the factors: a
-/// large product is computed in panels. They are of K where the result is narrow, since a part of
-/// its rows would have fewer tiles of a matmul than a card has multiprocessors, and otherwise of
-/// its rows or columns, whichever are more.
+/// Multiplies factors in f32, each as a sum of three bf16 parts. The six products of the parts take
+/// six times the memory of the result, and the parts take one and a half times the memory of the
+/// factors, so a large product is computed in panels. If the result is narrow, the panels split K,
+/// since a panel of its rows would have fewer matmul tiles than a card has multiprocessors.
+/// Otherwise they split the result's rows or columns, whichever are more.
 #[cfg(feature = "cubecl-runtime")]
 fn product_of_parts(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     let parts = |x: Tensor<2>| {
@@ -93,8 +94,8 @@ fn product_of_parts(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     found
 }
 
-/// `xᵀ y` [K, N] in f32, of activations [tokens, K] and [tokens, N] in one dtype: products of
-/// values in 16 bits are exact.
+/// Returns `xᵀ y` [K, N] in f32, for activations [tokens, K] and [tokens, N] in one dtype. Products
+/// of 16-bit values are exact.
 pub(crate) fn outer(x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
     #[cfg(feature = "cubecl-runtime")]
     if x.dtype() != DType::F32 && has_tensor_cores(&x.device()) {
@@ -104,7 +105,7 @@ pub(crate) fn outer(x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
     product(x.cast(F32).transpose(), y.cast(F32))
 }
 
-/// A product of factors in 16 bits, in f32.
+/// Multiplies factors in 16 bits; the result is in f32.
 #[cfg(feature = "cubecl-runtime")]
 fn product_of_halves(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     Tensor::from_dispatch(Dispatch::quant_product(

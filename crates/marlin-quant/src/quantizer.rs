@@ -1,4 +1,4 @@
-//! What quantisers have in common.
+//! The trait that all quantisers implement.
 
 use crate::hessian::read;
 use crate::{HessianSums, QuantError, round_with_clipping};
@@ -7,12 +7,12 @@ use marlin_format::{PlainWeight, QuantSpec, Sparsity, quantize};
 
 /// A way to quantise the weight of a linear layer.
 pub trait Quantizer: Send + Sync {
-    /// Quantises `weight` [K, N], row-major, for inputs of the second moments `sums`, which one
-    /// that looks at no data ignores.
+    /// Quantises `weight` [K, N], row-major, for inputs with the second moments `sums`. A quantiser
+    /// that uses no calibration data ignores them.
     ///
     /// # Errors
-    /// A weight of another shape, or that has values that are no numbers, or that the quantiser
-    /// cannot quantise so.
+    /// The weight has another shape or values that are not finite, or the quantiser cannot quantise
+    /// it to `spec`.
     fn quantize(
         &self,
         weight: &[f32],
@@ -22,11 +22,11 @@ pub trait Quantizer: Send + Sync {
         spec: &QuantSpec,
     ) -> Result<Quantized, QuantError>;
 
-    /// As [`quantize`](Self::quantize), of a weight [K, N] in f32 on a device: returns the
-    /// quantised values there too, f32 [K, N].
+    /// Quantises like [`quantize`](Self::quantize), for a weight [K, N] in f32 on a device. Also
+    /// returns the quantised values on that device, f32 [K, N].
     ///
     /// # Errors
-    /// As [`quantize`](Self::quantize); [`QuantError::Read`] where the device fails.
+    /// The errors of [`quantize`](Self::quantize); [`QuantError::Read`] if the device fails.
     fn quantize_on_device(
         &self,
         weight: Tensor<2>,
@@ -38,14 +38,14 @@ pub trait Quantizer: Send + Sync {
         })
     }
 
-    /// True if it looks at second moments: for one that does not they need not be summed.
+    /// Returns true if the quantiser uses second moments; otherwise they need not be summed.
     fn looks_at_data(&self) -> bool {
         true
     }
 }
 
-/// [`quantize_on_device`](Quantizer::quantize_on_device) by what `quantize` makes of the weight, K
-/// and N on the host.
+/// Implements [`quantize_on_device`](Quantizer::quantize_on_device) with `quantize`, which gets the
+/// weight on the host, K and N.
 pub(crate) fn read_and_quantize(
     weight: Tensor<2>,
     quantize: impl FnOnce(&[f32], usize, usize) -> Result<Quantized, QuantError>,
@@ -59,24 +59,25 @@ pub(crate) fn read_and_quantize(
     Ok((found, values))
 }
 
-/// A weight that was quantised.
+/// A quantised weight, and the loss of its quantisation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Quantized {
     /// The weight.
     pub weight: PlainWeight,
-    /// The squared error that is left of a token's outputs, by output feature, where the quantiser
-    /// knows it: `[N]`.
+    /// The squared error that remains in a token's outputs, by output feature, `[N]`, if the
+    /// quantiser computes it.
     pub losses: Option<Vec<f64>>,
-    /// The part of the Hessian's mean diagonal that was added to it, where one was used.
+    /// The damping: the part of the mean of the Hessian's diagonal that was added to the diagonal,
+    /// if a Hessian was used.
     pub damping: Option<f64>,
-    /// Input features that were zero in every token.
+    /// The number of input features that were zero in every token.
     pub dead: usize,
-    /// True if the layer saw too little, and was rounded.
+    /// True if the layer saw too few tokens, and was rounded.
     pub fell_back: bool,
 }
 
 impl Quantized {
-    /// A weight that was rounded without data.
+    /// Returns the result for a weight that was rounded without calibration data.
     pub(crate) fn rounded(weight: PlainWeight) -> Self {
         Self {
             weight,
@@ -88,10 +89,10 @@ impl Quantized {
     }
 }
 
-/// Round to nearest, after pruning by magnitude where it is 2:4.
+/// Rounding to nearest, with 2:4 sparsity after pruning by magnitude.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rounding {
-    /// 2:4 prunes the weight before.
+    /// The sparsity of the result; with 2:4, the weight is pruned before it is rounded.
     pub sparsity: Sparsity,
     /// True if each group's range is searched: [`round_with_clipping`].
     pub clipping: bool,

@@ -21,8 +21,8 @@ pub(crate) fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {
     (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
 }
 
-/// Activations [tokens, K] like those of a model: a few directions that most features share,
-/// features of very different size, and noise.
+/// Returns activations [tokens, K] like those of a model: a few directions that most features
+/// share, features of very different size, and noise.
 pub(crate) fn activations(tokens: usize, k: usize, rng: &mut StdRng) -> Vec<f32> {
     let directions = k / 4 + 1;
     let (mix, sizes) = (random(directions * k, rng), random(k, rng));
@@ -146,7 +146,7 @@ fn clipping_leaves_no_larger_error_than_the_whole_range() {
     for spec in SPECS {
         let (k, n) = (200, 17);
         let mut weight = random(k * n, &mut rng);
-        // Outliers, which are what clipping is for.
+        // Outliers, for which clipping is intended.
         weight
             .iter_mut()
             .step_by(97)
@@ -194,7 +194,7 @@ fn dead_features_are_rounded_and_counted() {
             "row {row}, column {column}"
         );
     }
-    // A layer that saw nothing.
+    // A layer that saw no tokens.
     let found = gptq(&weight, n, &Hessian::new(k), &spec, &GptqOptions::default()).unwrap();
     assert_eq!((found.dead, found.loss()), (k, 0.0));
 }
@@ -245,8 +245,8 @@ pub(crate) fn tensor(values: Vec<f32>, columns: usize) -> Tensor<2> {
     Tensor::from_data(TensorData::new(values, [rows, columns]), &Device::flex())
 }
 
-/// Levels reach one further below zero than above it: with either sign of the scale, to the side
-/// that needs it.
+/// Levels reach one step further below zero than above it. The sign of the scale is chosen so that
+/// they reach further on the side that needs it.
 #[test]
 fn scales_have_the_sign_that_fits() {
     let (k, n) = (32, 2);

@@ -1,9 +1,9 @@
-//! Conversations in the form that a model was trained on: its chat template, rendered as Hugging
-//! Face's `transformers` renders it.
+//! Chat templates, which put conversations into the form that a model was trained on. They render
+//! as in Hugging Face's `transformers`.
 //!
-//! A template is a Jinja text. It is read from `chat_template.jinja`, or else the field
-//! `chat_template` of `tokenizer_config.json`, or else that of `chat_template.json`. The field is a
-//! text, or a list of named texts, of which `default` counts.
+//! A template is a Jinja text. It is read from `chat_template.jinja`, or else from the field
+//! `chat_template` of `tokenizer_config.json`, or else from the same field of `chat_template.json`.
+//! The field is a text, or a list of named texts, of which `default` is used.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -52,23 +52,25 @@ impl Message {
     }
 }
 
-/// A model's chat template, compiled.
+/// The compiled chat template of a model.
 #[derive(Debug)]
 pub struct ChatTemplate {
     worker: Worker,
     /// The path of the file with the text.
     path: PathBuf,
-    /// The text of the token that ends the model's turn, by the tokenizer's config.
+    /// The text of the token that ends the model's turn, according to the tokenizer's config.
     eos_token: Option<String>,
 }
 
 impl ChatTemplate {
-    /// Reads the template of a Hugging Face folder; `None` if it has none, as base models do not.
+    /// Reads the template of a Hugging Face folder; `None` if the folder has no template, as with
+    /// base models.
     ///
     /// # Errors
     /// [`TextError::Io`] and [`TextError::Json`] for files that cannot be read,
-    /// [`TextError::ChatTemplateField`] where the field holds something else, or several templates
-    /// and none named `default`, and [`TextError::ChatTemplate`] for a text that is no template.
+    /// [`TextError::ChatTemplateField`] if the field holds something else, or several templates
+    /// without one named `default`, and [`TextError::ChatTemplate`] if the text is not a valid
+    /// template.
     pub fn open(dir: &Path) -> Result<Option<Self>, TextError> {
         let config = TokenizerConfig::read(dir)?;
         let special_tokens = config.template_tokens();
@@ -88,11 +90,11 @@ impl ChatTemplate {
         Ok(None)
     }
 
-    /// Compiles a template's text. `special_tokens` are the names and texts of the tokens that it
-    /// may use, `path` is the one that errors name.
+    /// Compiles a template's text. `special_tokens` are the names and texts of the tokens that the
+    /// template may use, `path` is the file that errors name.
     ///
     /// # Errors
-    /// [`TextError::ChatTemplate`] for a text that is no template.
+    /// [`TextError::ChatTemplate`] if the text is not a valid template.
     pub fn compile(
         text: &str,
         path: PathBuf,
@@ -112,20 +114,20 @@ impl ChatTemplate {
         }
     }
 
-    /// The file that the template is from.
+    /// Returns the file that the template was read from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The text of a conversation. With `add_generation_prompt` it ends where the model's answer
-    /// begins.
+    /// Renders a conversation to text. With `add_generation_prompt` the text ends where the model's
+    /// answer begins.
     ///
-    /// It holds special tokens as text, the one that starts a text among them: encode it with
-    /// [`Tokenizer::encode_rendered`].
+    /// The text contains special tokens as text, including the token that starts a text. Encode it
+    /// with [`Tokenizer::encode_rendered`].
     ///
     /// # Errors
-    /// [`TextError::ChatTemplate`] with the template's own message, such as that it takes no system
-    /// message.
+    /// [`TextError::ChatTemplate`] with the template's own message, for example that it does not
+    /// support system messages.
     pub fn render(
         &self,
         messages: &[Message],
@@ -139,11 +141,11 @@ impl ChatTemplate {
         )
     }
 
-    /// [`render`](Self::render) of messages with more fields than text has, such as `tool_calls`:
-    /// each an object, which the template sees as it is.
+    /// Renders messages that have more fields than [`Message`], such as `tool_calls`. Each message
+    /// is an object, which the template sees unchanged; otherwise as [`render`](Self::render).
     ///
     /// # Errors
-    /// As [`render`](Self::render).
+    /// See [`render`](Self::render).
     pub fn render_json(
         &self,
         messages: Vec<serde_json::Value>,
@@ -161,8 +163,8 @@ impl ChatTemplate {
             })
     }
 
-    /// The tokens that end the model's turn: the tokenizer's `eos_token`, and what
-    /// [`end_of_turn`](Self::end_of_turn) finds.
+    /// Returns the tokens that end the model's turn: the tokenizer's `eos_token`, and the token
+    /// that [`end_of_turn`](Self::end_of_turn) finds.
     pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let eos = self
             .eos_token
@@ -171,8 +173,9 @@ impl ChatTemplate {
         eos.into_iter().chain(self.end_of_turn(tokenizer)).collect()
     }
 
-    /// The token that the template has after an answer, which ends the model's turn: `<|eot_id|>`
-    /// of Llama 3, `<|im_end|>` of ChatML. `None` where no added token follows, special or not.
+    /// Returns the token that ends the model's turn, which the template writes after an answer:
+    /// `<|eot_id|>` of Llama 3, `<|im_end|>` of ChatML. `None` if no added token, special or not,
+    /// follows an answer.
     pub fn end_of_turn(&self, tokenizer: &Tokenizer) -> Option<u32> {
         const ANSWER: &str = "An answer.";
         let text = self
@@ -190,7 +193,8 @@ impl ChatTemplate {
     }
 }
 
-/// The template in a field `chat_template`: a text, or the one named `default` in a list.
+/// Returns the template in a field `chat_template`: its text, or the text named `default` in a
+/// list.
 fn template_text(path: &Path, field: &serde_json::Value) -> Result<Option<String>, TextError> {
     let wrong = |found: String| TextError::ChatTemplateField {
         path: path.into(),

@@ -1,4 +1,4 @@
-//! The errors of the texts of a folder.
+//! The errors of chat templates and tokenizers.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
-    /// The operating system refused.
+    /// A file that the operating system could not read.
     #[error("cannot read {}", path.display())]
     Io {
         /// The file.
@@ -16,7 +16,7 @@ pub enum TextError {
         /// The cause.
         source: io::Error,
     },
-    /// A file that is not the JSON it should be.
+    /// A file that is not valid JSON, or whose JSON has another form than expected.
     #[error("{} does not hold what it should", path.display())]
     Json {
         /// The file.
@@ -27,12 +27,12 @@ pub enum TextError {
     /// A chat template that cannot be compiled, or that refuses a conversation.
     #[error("the chat template of {}", path.display())]
     ChatTemplate {
-        /// The file that holds it.
+        /// The file with the template.
         path: PathBuf,
         /// The cause.
         source: Failure,
     },
-    /// A `chat_template` that is no text and names no default.
+    /// A `chat_template` that is neither a text nor a list with a template named `default`.
     #[error("`chat_template` in {} holds {found}; it must be a text, or a list with one named `default`", path.display())]
     ChatTemplateField {
         /// The file.
@@ -58,9 +58,9 @@ pub enum TextError {
         path: PathBuf,
         /// The token's text in the tokenizer.
         token: String,
-        /// The token.
+        /// The token's id.
         id: u32,
-        /// Tokens in the model's vocabulary.
+        /// The number of tokens in the model's vocabulary.
         vocab_size: usize,
     },
 }
@@ -78,28 +78,28 @@ impl TextError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// It is not valid, or refuses its input, with this message.
+    /// The template or tokenizer is not valid, or refuses its input, with this message.
     #[error("{0}")]
     Refused(String),
-    /// It took longer than a call may.
+    /// The call exceeded its time limit.
     #[error("it was stopped after {:.1} s; is it made to run forever?", after.as_secs_f32())]
     Time {
-        /// The time that the call had.
+        /// The time limit of the call.
         after: Duration,
     },
-    /// It requested more memory than a call may have.
+    /// The call exceeded its memory limit.
     #[error("it asks for more than the {} MB of memory that it may have", limit >> 20)]
     Memory {
-        /// Bytes that it may have.
+        /// The memory limit, in bytes.
         limit: u64,
     },
-    /// It recurses, or is nested, until the stack is used up.
+    /// The template or tokenizer recurses, or is nested, until the stack is used up.
     #[error("it is nested too deeply, or without end")]
     Nesting,
-    /// Its file could not be read again.
+    /// The file of the template or tokenizer could not be read again.
     #[error("its file cannot be read")]
     File(#[source] io::Error),
-    /// There is no worker process, or it ended in another way.
+    /// The worker process could not be started, or it ended for another reason.
     #[error("the process that it runs in {what}")]
     Worker {
         /// The failure.

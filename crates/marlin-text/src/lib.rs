@@ -1,4 +1,4 @@
-//! Texts of a model's folder: its chat template and its tokenizer.
+//! The chat template and the tokenizer of a model's folder.
 //!
 //! - [`ChatTemplate`] puts a conversation into the form that a model was trained on.
 //! - [`Tokenizer`] encodes texts to tokens and decodes tokens to texts; [`TextStream`] does so
@@ -6,9 +6,9 @@
 //!
 //! A template is a program, and a tokenizer nearly one: from an untrusted folder, either may run
 //! forever, use all memory, or crash the process. Both run in a *worker*, which has a limit of time
-//! and memory for every call: a process of its own, made from the program's own executable, where
-//! the program calls [`init`] first thing in `main`. A failure of the worker becomes a [`Failure`],
-//! and the next call has a new worker.
+//! and memory for every call. If the program calls [`init`] first in `main`, a worker is a separate
+//! process, started from the program's own executable. A failure of the worker becomes a
+//! [`Failure`], and the next call starts a new worker.
 //!
 //! ```
 //! fn main() -> Result<(), marlin_text::TextError> {
@@ -45,8 +45,8 @@ pub use worker::init;
 
 #[cfg(test)]
 mod tests {
-    /// A tokenizer.json of the bytes 0..=255 as tokens of byte-level BPE, then `<s>` 256 and `</s>`
-    /// 257; it starts texts with `<s>`.
+    /// A tokenizer.json of byte-level BPE with the bytes 0..=255 as tokens, then `<s>` 256 and
+    /// `</s>` 257. It starts texts with `<s>`.
     pub fn byte_level_tokenizer() -> serde_json::Value {
         serde_json::from_str(include_str!("../tests/byte_level.json")).unwrap()
     }

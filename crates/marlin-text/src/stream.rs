@@ -1,9 +1,9 @@
-//! Text that comes token by token.
+//! Decoding of tokens to text, one token at a time.
 
 use crate::{TextError, Tokenizer};
 
-/// Text from tokens, one at a time: each piece is whole characters, and all pieces together are the
-/// text.
+/// Decodes tokens to text, one token at a time. Each piece consists of whole characters, and all
+/// pieces together are the text.
 ///
 /// A character may span tokens, for byte-level BPE and byte fallback alike; its bytes are held back
 /// until it is whole. A token's text may also depend on the token before (a first token loses its
@@ -11,28 +11,28 @@ use crate::{TextError, Tokenizer};
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The tokens of the last piece, then those since.
+    /// The tokens of the last piece, then the tokens after it.
     window: Vec<u32>,
     /// The number of the window's tokens that belong to the last piece.
     settled: usize,
-    /// The part of the window's text that was given out.
+    /// The part of the window's text that was returned.
     shown: String,
-    /// Tokens since then that did not complete a character.
+    /// The number of tokens since then that did not complete a character.
     held: usize,
 }
 
 impl<'a> TextStream<'a> {
-    /// Tokens of a prompt that are kept before the text; enough that one of them is not a special
-    /// token.
+    /// The number of a prompt's tokens that are kept before the text; enough that one of them is
+    /// not a special token.
     const CONTEXT: usize = 8;
-    /// Bytes of the longest UTF-8 character: tokens have one at least, so that no character waits
-    /// for more.
+    /// The bytes of the longest UTF-8 character. A token has at least one byte, so that no
+    /// character waits for more tokens than this.
     const LONGEST: usize = 4;
 
-    /// A stream of the text that follows `prompt`.
+    /// Creates a stream of the text that follows `prompt`.
     ///
     /// # Errors
-    /// As [`Tokenizer::decode`].
+    /// See [`Tokenizer::decode`].
     pub fn after(tokenizer: &'a Tokenizer, prompt: &[u32]) -> Result<Self, TextError> {
         let window = prompt[prompt.len().saturating_sub(Self::CONTEXT)..].to_vec();
         let shown = tokenizer.decode(&window)?;
@@ -45,10 +45,10 @@ impl<'a> TextStream<'a> {
         })
     }
 
-    /// Adds a token; returns the text that is whole now.
+    /// Adds a token and returns the text that it completes.
     ///
     /// # Errors
-    /// As [`Tokenizer::decode`].
+    /// See [`Tokenizer::decode`].
     pub fn push(&mut self, token: u32) -> Result<Option<String>, TextError> {
         self.window.push(token);
         let [text, own] = self.texts()?;
@@ -65,8 +65,8 @@ impl<'a> TextStream<'a> {
         if self.held < Self::LONGEST {
             return Ok(self.show(whole));
         }
-        // Replacement characters, or bytes that are none: only the last three tokens can still
-        // become a character.
+        // The text ends with replacement characters, or with bytes that are not a character. Only
+        // the last three tokens can still become a character.
         let before = self
             .tokenizer
             .decode(&self.window[..self.window.len() + 1 - Self::LONGEST])?;
@@ -78,22 +78,23 @@ impl<'a> TextStream<'a> {
         Ok(self.show(&text[..settled]))
     }
 
-    /// The rest, where bytes of an unfinished character are held back.
+    /// Returns the rest of the text, if bytes of an unfinished character are held back.
     ///
     /// # Errors
-    /// As [`Tokenizer::decode`].
+    /// See [`Tokenizer::decode`].
     pub fn finish(mut self) -> Result<Option<String>, TextError> {
         let [text, own] = self.texts()?;
         Ok(self.show_all(&text, &own))
     }
 
-    /// The text of the window, and that of its tokens since the last piece by themselves.
+    /// Decodes the window, and separately its tokens after the last piece.
     fn texts(&self) -> Result<[String; 2], TextError> {
         self.tokenizer
             .decode_each([&self.window, &self.window[self.settled..]])
     }
 
-    /// Returns what `text`, the beginning of the window's text, adds to the text given out.
+    /// Returns the part of `text`, the beginning of the window's text, that was not returned
+    /// before.
     fn show(&mut self, text: &str) -> Option<String> {
         let piece = text.strip_prefix(self.shown.as_str())?;
         if piece.is_empty() {
@@ -105,21 +106,21 @@ impl<'a> TextStream<'a> {
         Some(piece)
     }
 
-    /// Returns what `text`, all of the window's text, adds to the text given out. `own` is that of
-    /// the tokens since the last piece.
+    /// Returns the part of `text`, all of the window's text, that was not returned before. `own` is
+    /// the text of the tokens after the last piece.
     fn show_all(&mut self, text: &str, own: &str) -> Option<String> {
         if text.starts_with(self.shown.as_str()) {
             return self.show(text);
         }
-        // Byte fallback makes all of a run of bytes U+FFFD where a part of it is not UTF-8, even
-        // what was whole before. Start again after that.
+        // If a part of a run of bytes is not UTF-8, byte fallback decodes the whole run to U+FFFD,
+        // even characters that were complete before. Start again after that.
         self.window.drain(..self.settled);
         self.settled = 0;
         self.shown.clear();
         self.show(own)
     }
 
-    /// Forgets the tokens before the last piece, where that piece has a text of its own.
+    /// Drops the tokens before the last piece, if that piece has a text of its own.
     fn settle(&mut self, own: String) {
         if !own.is_empty() {
             self.window.drain(..self.settled);

@@ -1,4 +1,4 @@
-//! `tokenizer.json`.
+//! The tokenizer of a `tokenizer.json`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,24 +14,24 @@ pub struct Tokenizer {
     worker: Arc<Worker>,
     path: PathBuf,
     vocab_size: usize,
-    /// Tokens in the model's vocabulary; `usize::MAX` where no model is known.
+    /// The number of tokens in the model's vocabulary; `usize::MAX` if no model is known.
     model_vocab_size: usize,
     /// Tokens that stand for no text.
     special: Arc<BTreeSet<u32>>,
-    /// Tokens that are beside those of the model's algorithm, special ones among them.
+    /// Tokens added to those of the tokenizer's algorithm, including special tokens.
     added: Arc<BTreeSet<u32>>,
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`, and the tokens that the configs beside it add: those that only
-    /// `tokenizer_config.json`, `special_tokens_map.json` or `added_tokens.json` has count as
-    /// `transformers` counts them, which numbers them on from the last one of `tokenizer.json`.
+    /// Reads a `tokenizer.json`, and the tokens that the configs beside it add. Tokens that are
+    /// only in `tokenizer_config.json`, `special_tokens_map.json` or `added_tokens.json` are
+    /// treated as in `transformers`, which numbers them on from the last token of `tokenizer.json`.
     ///
     /// Truncation and padding in the file are ignored: a prompt is encoded as it is.
     ///
     /// # Errors
-    /// [`TextError::Io`] where the file is missing, [`TextError::Tokenizer`] where it is not a
-    /// tokenizer, [`TextError::Json`] for a config beside it that does not hold what it should.
+    /// [`TextError::Io`] if the file is missing, [`TextError::Tokenizer`] if it is not a tokenizer,
+    /// [`TextError::Json`] if a config beside it does not have the expected form.
     pub fn open(path: &Path) -> Result<Self, TextError> {
         let config = TokenizerConfig::read(path.parent().unwrap_or(Path::new("")))?;
         let subject = Subject::Tokenizer {
@@ -63,16 +63,16 @@ impl Tokenizer {
         })
     }
 
-    /// One more than the largest token id.
+    /// Returns one more than the largest token id.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The tokenizer for a model with a vocabulary of this size.
+    /// Sets the size of the model's vocabulary.
     ///
     /// A tokenizer may have tokens that the model does not have, such as one for padding that a
-    /// fine-tune added: that is a warning here, and a text with such a token an error. The model's
-    /// vocabulary may also be larger: it is often padded.
+    /// fine-tune added: this method then logs a warning, and encoding a text with such a token is
+    /// an error. The model's vocabulary may also be larger: it is often padded.
     #[must_use]
     pub fn for_model(self, vocab_size: usize) -> Self {
         if self.vocab_size > vocab_size {
@@ -88,21 +88,21 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a text, with what the tokenizer's post-processor adds, such as a token that
-    /// starts a text.
+    /// Encodes a text, with the tokens that the tokenizer's post-processor adds, such as a token
+    /// that starts a text.
     ///
     /// # Errors
-    /// [`TextError::Tokenizer`] for a text that the tokenizer has no tokens for,
-    /// [`TextError::TokenOutsideVocabulary`] for one with a token that the model does not have.
+    /// [`TextError::Tokenizer`] if the tokenizer has no tokens for the text,
+    /// [`TextError::TokenOutsideVocabulary`] if the text has a token that the model does not have.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         self.tokens(text, true)
     }
 
-    /// The tokens of a text that holds special tokens as text, as a rendered chat template does.
-    /// Nothing is added: what starts a text is in it.
+    /// Encodes a text that contains special tokens as text, such as a rendered chat template. No
+    /// token is added: the text already contains the token that starts it.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// See [`encode`](Self::encode).
     pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, TextError> {
         self.tokens(text, false)
     }
@@ -132,22 +132,22 @@ impl Tokenizer {
         self.special.contains(&token)
     }
 
-    /// Returns true if a token was added to those that the tokenizer's algorithm finds, as special
-    /// tokens are, and the tokens of a fine-tune.
+    /// Returns true if a token was added to the tokens of the tokenizer's algorithm. Special tokens
+    /// and the tokens of a fine-tune are added tokens.
     pub fn is_added(&self, token: u32) -> bool {
         self.added.contains(&token)
     }
 
-    /// The text of tokens, without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    /// Decodes tokens to text, without special tokens. Bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors
-    /// [`TextError::Tokenizer`] where the tokenizer's decoder fails.
+    /// [`TextError::Tokenizer`] if the tokenizer's decoder fails.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
         let [text] = self.decode_each([tokens])?;
         Ok(text)
     }
 
-    /// [`decode`](Self::decode) of several sequences of tokens, in one call of the worker.
+    /// [Decodes](Self::decode) several sequences of tokens in one call of the worker.
     pub(crate) fn decode_each<const N: usize>(
         &self,
         sequences: [&[u32]; N],
@@ -165,10 +165,10 @@ impl Tokenizer {
         })
     }
 
-    /// The token of a word such as `<|endoftext|>`.
+    /// Returns the token of a word such as `<|endoftext|>`, if there is one.
     ///
     /// # Errors
-    /// [`TextError::Tokenizer`] where the tokenizer could not be asked.
+    /// [`TextError::Tokenizer`] if the call of the worker fails.
     pub fn token_id(&self, token: &str) -> Result<Option<u32>, TextError> {
         self.call(Request::TokenId, token)
     }

@@ -1,9 +1,9 @@
 //! The special and added tokens of a folder's configs, as `transformers` 5 reads them.
 //!
-//! | file | what counts |
+//! | file | fields that are used |
 //! |---|---|
-//! | `tokenizer_config.json` | `added_tokens_decoder`; special tokens: `bos_token` and its like, any other field named `.._token`, `extra_special_tokens`, or else `additional_special_tokens` |
-//! | `special_tokens_map.json` | without an `added_tokens_decoder`: special tokens of the same names, which count over those of `tokenizer_config.json` |
+//! | `tokenizer_config.json` | `added_tokens_decoder`; special tokens: `bos_token` and the other common names, any other field named `.._token`, `extra_special_tokens`, or else `additional_special_tokens` |
+//! | `special_tokens_map.json` | without an `added_tokens_decoder`: special tokens of the same names, which take precedence over those of `tokenizer_config.json` |
 //! | `added_tokens.json` | without an `added_tokens_decoder`: texts and their tokens |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,8 +19,8 @@ use tokenizers::AddedToken;
 use crate::TextError;
 use crate::worker::ConfigTokens;
 
-/// The special tokens that every tokenizer may have, in the order in which tokens that are missing
-/// are added.
+/// The special tokens that every tokenizer may have, in the order in which missing tokens are
+/// added.
 const NAMES: [&str; 7] = [
     "bos_token",
     "eos_token",
@@ -36,7 +36,7 @@ const NAMES: [&str; 7] = [
 pub(crate) struct TokenizerConfig {
     /// The path of `tokenizer_config.json`, which need not exist.
     pub path: PathBuf,
-    /// The file; `null` where there is none.
+    /// The contents of the file; `null` if it does not exist.
     pub json: Value,
     /// Special tokens by name, [`NAMES`] first.
     named: Vec<(String, AddedToken)>,
@@ -47,11 +47,11 @@ pub(crate) struct TokenizerConfig {
 }
 
 impl TokenizerConfig {
-    /// Reads the configs of a folder; none of them need exist.
+    /// Reads the configs of a folder. None of them has to exist.
     ///
     /// # Errors
-    /// [`TextError::Io`] for a file that cannot be read, and [`TextError::Json`] for one that does
-    /// not hold what it should.
+    /// [`TextError::Io`] if a file cannot be read, and [`TextError::Json`] if it does not have the
+    /// expected form.
     pub fn read(dir: &Path) -> Result<Self, TextError> {
         let path = dir.join("tokenizer_config.json");
         let json: Value = optional_json(&path)?.unwrap_or_default();
@@ -126,7 +126,7 @@ impl TokenizerConfig {
         })
     }
 
-    /// The special tokens that a chat template can name, and their texts.
+    /// Returns the special tokens that a chat template can name, and their texts.
     pub fn template_tokens(&self) -> BTreeMap<String, String> {
         self.named
             .iter()
@@ -134,7 +134,7 @@ impl TokenizerConfig {
             .collect()
     }
 
-    /// The tokens that are to be added to those of `tokenizer.json`, if it does not have them.
+    /// Returns the tokens to add to `tokenizer.json`, if it does not have them.
     pub fn into_tokens(self) -> ConfigTokens {
         ConfigTokens {
             over_those_of_file: !self.json["added_tokens_decoder"].is_null(),
@@ -145,7 +145,7 @@ impl TokenizerConfig {
     }
 }
 
-/// Reads a JSON file; `None` where it is not there.
+/// Reads a JSON file; `None` if it does not exist.
 pub(crate) fn optional_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TextError> {
     match read_file(path, MAX_CONFIG_BYTES) {
         Ok(text) => serde_json::from_slice(&text)
@@ -174,7 +174,7 @@ struct Token {
 }
 
 impl Token {
-    /// The token, special or not where its `special` is not set.
+    /// Converts the token; `default` applies if its `special` is not set.
     fn with_special(self, default: bool) -> AddedToken {
         let special = self.special.unwrap_or(default);
         AddedToken {
@@ -188,7 +188,7 @@ impl Token {
     }
 }
 
-/// The token that a field of special tokens holds, a text or an object; none for another value.
+/// The token of a field of special tokens, which is a text or an object; `None` for another value.
 fn special_token(field: &Value) -> Option<AddedToken> {
     match field {
         Value::String(text) => Some(AddedToken::from(text.as_str(), true)),
@@ -205,7 +205,7 @@ fn is_empty(field: &Value) -> bool {
     }
 }
 
-/// `extra_special_tokens`, or the older name where it is empty.
+/// The field `extra_special_tokens`, or the field of the older name if that one is empty.
 fn extra_field(config: &Value) -> &Value {
     let field = &config["extra_special_tokens"];
     if is_empty(field) {
@@ -233,7 +233,7 @@ fn named(config: &Value) -> Vec<(String, AddedToken)> {
         .collect()
 }
 
-/// Puts the fields of a `special_tokens_map.json` in place of those of the config.
+/// Replaces fields of the config with those of a `special_tokens_map.json`.
 fn merge(config: &mut Value, map: serde_json::Map<String, Value>) {
     if config.is_null() {
         *config = Value::Object(serde_json::Map::new());
@@ -243,7 +243,7 @@ fn merge(config: &mut Value, map: serde_json::Map<String, Value>) {
     };
     for (name, field) in map {
         match (config.get_mut("extra_special_tokens"), field) {
-            // Those of both files count.
+            // The tokens of both files are used.
             (Some(Value::Array(tokens)), Value::Array(more)) if name == "extra_special_tokens" => {
                 tokens.extend(more)
             }

@@ -1,11 +1,11 @@
-//! Digests of the Rust sources that a function is made of: its own, and those of everything that it
-//! names, directly or through others.
+//! Digests of the Rust sources that a function is made of: its own source, and the sources of all
+//! items that it names, directly or through other items.
 //!
 //! A kernel's text and a measurement of it are stale if the digest has changed. Sources are found
 //! by walking `mod`s, `use`s and paths from the function, item by item, so that no list of files
 //! has to be kept; comments, documentation and tests are left out. Names are resolved in the scope
-//! of their file without types: where that is not enough, more is taken than is used. So of a type
-//! all `impl` blocks are.
+//! of their file without types: where that is not enough, more items are taken than are used. For
+//! example, all `impl` blocks of a type are taken.
 //!
 //! ```no_run
 //! use source_digest::Sources;
@@ -29,7 +29,7 @@ use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Why sources have no digest.
+/// The reason why sources have no digest.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file cannot be read.
@@ -40,7 +40,7 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
-    /// A file is not Rust that the parser takes.
+    /// A file is not Rust that the parser accepts.
     #[error("{path}: {source}", path = path.display())]
     Parse {
         /// The file.
@@ -48,7 +48,7 @@ pub enum Error {
         /// The cause.
         source: syn::Error,
     },
-    /// A module is declared, and has no file.
+    /// A module is declared but has no file.
     #[error("{path}: no file of `mod {module};`", path = path.display())]
     NoModule {
         /// The file with the declaration.
@@ -56,7 +56,7 @@ pub enum Error {
         /// The module.
         module: String,
     },
-    /// Nothing has the name of a root.
+    /// No module or item has the name of a root.
     #[error(
         "nothing is named `{0}`: it starts with the name of a crate that was read, and ends with that of a module or an item"
     )]
@@ -68,17 +68,17 @@ pub enum Error {
 pub struct Sources {
     modules: Vec<Module>,
     items: Vec<Item>,
-    /// The root module of each crate, by the name that paths have.
+    /// The root module of each crate, by the crate's name in paths.
     crates: BTreeMap<String, usize>,
-    /// Macros by name, which are visible wherever they are used.
+    /// Macros by name. They are treated as visible everywhere.
     macros: BTreeMap<String, Vec<usize>>,
     /// The `impl` blocks of each type, or of each trait for types of other crates.
     impls: BTreeMap<usize, Vec<usize>>,
 }
 
 impl Sources {
-    /// Reads the sources of crates: for each the name that paths have, and the file of its root
-    /// module.
+    /// Reads the sources of crates. Each crate is given by its name in paths and the file of its
+    /// root module.
     ///
     /// # Errors
     /// A file cannot be read or parsed.
@@ -92,8 +92,8 @@ impl Sources {
         Ok(sources)
     }
 
-    /// Returns everything that is reached from `roots`, each a path of an item, or of a module, of
-    /// which all items are roots.
+    /// Returns all items that are reached from `roots`. A root is the path of an item, or of a
+    /// module, all of whose items are then roots.
     ///
     /// # Errors
     /// A root does not exist.

@@ -11,37 +11,37 @@ use syn::{Attribute, Item as Syntax, UseTree};
 /// A module: a file, or an inline module in one.
 #[derive(Debug)]
 pub struct Module {
-    /// Its path, with the crate's name.
+    /// The path of the module, with the crate's name.
     pub path: String,
-    /// The file that it stands in.
+    /// The file that contains the module.
     pub file: PathBuf,
-    /// The module around it.
+    /// The parent module.
     pub parent: Option<usize>,
-    /// The modules in it, by name.
+    /// The child modules, by name.
     pub children: BTreeMap<String, usize>,
-    /// Its items, by each of their names.
+    /// The items of the module, by each of their names.
     pub items: BTreeMap<String, Vec<usize>>,
-    /// The names that `use` brings, and the paths that they stand for.
+    /// The names that `use` imports, and the paths that they stand for.
     pub imports: Vec<(String, Vec<String>)>,
     /// The paths of `use path::*`.
     pub globs: Vec<Vec<String>>,
-    /// Its traits.
+    /// The traits of the module.
     pub traits: Vec<usize>,
 }
 
-/// An item other than a module and a `use`.
+/// An item other than a module or a `use`.
 #[derive(Debug)]
 pub struct Item {
-    /// The module that it stands in.
+    /// The module that contains the item.
     pub module: usize,
-    /// Its name; of a call of a macro all names in it, of which it may define any; of an `impl`
-    /// block none.
+    /// The name of the item. A macro call has all names in it, since it may define any of them; an
+    /// `impl` block has none.
     pub names: Vec<String>,
-    /// Its tokens without documentation and lints, as text.
+    /// The tokens of the item without documentation and lints, as text.
     pub text: String,
-    /// The paths in it.
+    /// The paths in the item.
     pub paths: Vec<Vec<String>>,
-    /// Of an `impl` block the names in its type, and those in its trait.
+    /// The paths in the type and in the trait of an `impl` block; `None` for other items.
     pub of: Option<[Vec<Vec<String>>; 2]>,
 }
 
@@ -195,7 +195,7 @@ impl Sources {
             Syntax::TraitAlias(item) => names.push(plain(&item.ident)),
             Syntax::Type(item) => names.push(plain(&item.ident)),
             Syntax::Union(item) => names.push(plain(&item.ident)),
-            // Of another language, or unknown to the parser: whatever it names.
+            // Items of another language, or unknown to the parser, may define any name in them.
             _ => names.extend(found.iter().flatten().cloned()),
         }
         for name in &names {

@@ -1,14 +1,14 @@
-//! What a path stands for.
+//! Resolution of paths to items and modules.
 
 use crate::Sources;
 
-/// What `#[derive(CubeType)]` and `#[cube(launch)]` append to the name of an item for those that
-/// they define.
+/// The suffixes that `#[derive(CubeType)]` and `#[cube(launch)]` append to the name of an item for
+/// the items that they define.
 const DERIVED: [&str; 3] = ["CompilationArg", "Expand", "Launch"];
-/// Most imports of imports that are followed: more is a circle.
+/// The maximum depth of imports through imports: a longer chain is a cycle.
 const MAX_DEPTH: usize = 16;
 
-/// What a name stands for.
+/// A module or an item that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Definition {
     Module(usize),
@@ -16,8 +16,8 @@ enum Definition {
 }
 
 impl Sources {
-    /// Returns the items that an item names, and the traits in its scope: a call of a method names
-    /// no trait.
+    /// Returns the items that an item names, and the traits in its scope, because a method call
+    /// does not name its trait.
     pub(crate) fn named_by(&self, item: usize) -> Vec<usize> {
         let item = &self.items[item];
         let traits = self.traits_in(item.module);
@@ -64,8 +64,8 @@ impl Sources {
             .collect()
     }
 
-    /// Returns the items of a root: the item of that path, or all items of the module and of those
-    /// in it.
+    /// Returns the items of a root: the item of that path, or all items of the module and of its
+    /// child modules.
     pub(crate) fn items_of_root(&self, root: &str) -> Vec<usize> {
         let path: Vec<String> = root.split("::").map(str::to_owned).collect();
         let Some((name, rest)) = path.split_first() else {
@@ -138,7 +138,7 @@ impl Sources {
         items.collect()
     }
 
-    /// Returns what a path stands for in a module.
+    /// Returns the definitions that a path stands for in a module.
     fn resolve(&self, module: usize, path: &[String], depth: usize) -> Vec<Definition> {
         let Some((name, rest)) = path.split_first().filter(|_| depth < MAX_DEPTH) else {
             return Vec::new();
@@ -159,7 +159,7 @@ impl Sources {
         self.follow(start, rest, depth)
     }
 
-    /// Follows the rest of a path. What comes after an item is a part of it: a variant or an
+    /// Follows the rest of a path. A name after an item is a part of the item: a variant or an
     /// associated function.
     fn follow(
         &self,
@@ -182,8 +182,8 @@ impl Sources {
         definitions
     }
 
-    /// Returns what a name stands for in a module: what is defined there, what is imported by name,
-    /// and what `*` imports.
+    /// Returns the definitions that a name stands for in a module: those defined there, those
+    /// imported by name, and those imported by `*`.
     fn lookup(&self, module: usize, name: &str, depth: usize) -> Vec<Definition> {
         if depth >= MAX_DEPTH {
             return Vec::new();

@@ -1,9 +1,9 @@
-//! The routines of this workspace, and where their sources begin.
+//! The routines of this workspace, and the root functions of their sources.
 
 use crate::{Error, Reached, Sources};
 use std::path::Path;
 
-/// The crates with kernels: the name that paths have, and the file of the root module.
+/// The crates with kernels: their names in paths, and the files of their root modules.
 const CRATES: [(&str, &str); 4] = [
     ("ladder", "examples/ladder/src/lib.rs"),
     ("marlin_decode", "crates/marlin-decode/src/lib.rs"),
@@ -11,7 +11,7 @@ const CRATES: [(&str, &str); 4] = [
     ("marlin_kernels", "crates/marlin-kernels/src/lib.rs"),
 ];
 
-/// Kernels that the ledger of machine code keeps under one name.
+/// A group of kernels that the ledger of machine code keeps under one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Routine {
     /// Marlin with `mma.sync`.
@@ -24,7 +24,7 @@ pub enum Routine {
     Head,
     /// The norm and the gates.
     Rows,
-    /// Attention of a step, and of prompts without tensor cores.
+    /// Attention of a decode step, and of prompts without tensor cores.
     Attention,
     /// Attention of prompts on tensor cores.
     Flash,
@@ -45,7 +45,7 @@ impl Routine {
         Self::Ladder,
     ];
 
-    /// The name in the ledger and in records.
+    /// The name of the routine in the ledger and in records.
     pub const fn name(self) -> &'static str {
         match self {
             Self::MmaSync => "mma_sync",
@@ -59,12 +59,12 @@ impl Routine {
         }
     }
 
-    /// The routine of that name.
+    /// Returns the routine with the given name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|routine| routine.name() == name)
     }
 
-    /// The functions that make the CUDA text of its kernels.
+    /// The functions that generate the CUDA text of the routine's kernels.
     pub const fn roots(self) -> &'static [&'static str] {
         match self {
             Self::MmaSync => &["marlin_kernels::matmul::mma_sync::source"],
@@ -81,16 +81,16 @@ impl Routine {
         }
     }
 
-    /// Its sources.
+    /// Returns the sources of the routine.
     ///
     /// # Errors
-    /// One of its functions is not in `sources`.
+    /// One of the routine's functions is not in `sources`.
     pub fn sources(self, sources: &Sources) -> Result<Reached<'_>, Error> {
         sources.reached_from(self.roots())
     }
 }
 
-/// Reads the crates with kernels of the workspace in the folder `root`.
+/// Reads the crates with kernels from the workspace in the folder `root`.
 ///
 /// # Errors
 /// A file cannot be read or parsed.
@@ -99,8 +99,8 @@ pub fn workspace(root: &Path) -> Result<Sources, Error> {
     Sources::read(&files.each_ref().map(|(name, file)| (*name, file.as_path())))
 }
 
-/// Returns the digest of all kernels of a decode step and of what launches them: that of figures of
-/// whole models.
+/// Returns the digest of all kernels of a decode step and of the code that launches them. Figures
+/// of whole models use this digest.
 ///
 /// # Errors
 /// One of the functions is not in `sources`.

@@ -3,8 +3,8 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A crate whose function `kernel::run` names everything in `KERNEL`, `helper.rs` and `shapes/`,
-/// and nothing else.
+/// A test crate whose function `kernel::run` names everything in `KERNEL`, `helper.rs` and
+/// `shapes/`, and nothing else.
 const LIB: &str = "
     mod kernel; mod helper; mod shapes; mod other;
     pub use shapes::Shape;

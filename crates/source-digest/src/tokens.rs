@@ -1,8 +1,8 @@
-//! What a stream of tokens names.
+//! The paths that a stream of tokens names.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// Attributes that change neither what code does nor what it is compiled to.
+/// Attributes that change neither the behaviour of code nor the machine code.
 const WITHOUT_EFFECT: [&str; 3] = ["allow", "doc", "expect"];
 
 /// Returns the tokens without documentation and lints.
@@ -45,8 +45,8 @@ fn ends_in_hash(tokens: &[TokenTree]) -> bool {
     is(tokens.last(), '#') || is(tokens.last(), '!') && is(Some(before), '#')
 }
 
-/// Returns every path in the tokens, of one name or more, in groups too; of `a::{b, c}` those of
-/// `a::b` and `a::c`. Names after a dot are left out: they are methods and fields.
+/// Returns every path of one name or more in the tokens, including those inside groups. `a::{b, c}`
+/// gives `a::b` and `a::c`. Names after a dot are left out: they are methods and fields.
 pub fn paths(tokens: TokenStream) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     collect(tokens, &[], &mut found);

@@ -1,4 +1,4 @@
-//! The last whole run of the device tests on each kind of device:
+//! The record of the last complete run of the device tests on each kind of device:
 //! `benches/records/device-tests.json`.
 
 use super::git;
@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The kinds of devices that no other check runs on.
+/// The kinds of device that no other check runs on.
 const DEVICES: [&str; 2] = ["cuda", "vulkan"];
-/// What changes what a device runs: the code that makes and launches kernels, and the versions of
-/// what it stands on.
+/// The paths whose changes may change what a device runs: the code that generates and launches
+/// kernels, and the versions of its dependencies.
 const DEVICE_CODE: [&str; 6] = [
     "crates/burn-marlin/src",
     "crates/marlin-decode/src",
@@ -21,7 +21,7 @@ const DEVICE_CODE: [&str; 6] = [
     "Cargo.lock",
 ];
 
-/// A run, as `run.sh` prints it.
+/// A run, in the form that `run.sh` prints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Run {
@@ -35,7 +35,7 @@ pub(super) struct Run {
     seconds: u64,
 }
 
-/// The runs by device.
+/// The last run of each kind of device.
 type Runs = BTreeMap<String, Run>;
 
 fn path() -> PathBuf {
@@ -55,8 +55,8 @@ fn read(path: &Path) -> Result<Runs, Error> {
     })
 }
 
-/// Takes the run whose line of JSON is the last in `output`, what `run.sh` has printed, as the last
-/// of its device.
+/// Records the run in `output`, a file with the output of `run.sh`, as the last of its kind of
+/// device. The run is the last line of JSON in the file.
 pub fn record(output: &Path) -> Result<(), Error> {
     let text = fs::read_to_string(output).map_err(Error::file(output))?;
     let run =
@@ -80,7 +80,8 @@ pub(super) fn last_run(text: &str) -> Result<Run, String> {
         .map_err(|error| format!("its last line of JSON is no run of device tests: {error}"))
 }
 
-/// Prints for each kind of device what its last whole run gave, and how many commits ago that was.
+/// Prints the result of the last complete run for each kind of device, and how many commits ago it
+/// was.
 pub fn print_last_runs() {
     let runs = read(&path());
     for device in DEVICES {
@@ -121,7 +122,7 @@ fn summary(run: &Run) -> String {
     )
 }
 
-/// How many commits ago a commit was, by the history that `git` tells of.
+/// Describes how many commits ago a commit was, from the history that `git` returns.
 fn age(commit: &str, git: impl Fn(&[&str]) -> Option<String>) -> String {
     let range = format!("{commit}..HEAD");
     let count = |paths: &[&str]| {

@@ -1,11 +1,11 @@
-//! `run.sh` on a script in place of the binary.
+//! Tests of `run.sh` with a script in place of the binary.
 
 use super::*;
 use crate::process::{run, target};
 use std::process::Output;
 
-/// Lists and runs tests that pass, fail, kill their process, or run on and on, as libtest-mimic
-/// does.
+/// A script that lists and runs tests as libtest-mimic does. The tests pass, fail, kill their
+/// process, or never end.
 const BINARY_OF_TESTS: &str = r#"#!/usr/bin/env bash
 exact="" ignored="" list="" filter="" code=0
 while (($#)); do
@@ -40,7 +40,7 @@ done
 exit $code
 "#;
 
-/// A pack with that script as the binary; each test has its own.
+/// Creates a pack with the script as the binary; each test has its own pack.
 fn pack_of_script(name: &str) -> Result<std::path::PathBuf, Error> {
     let folder = target().join("tmp").join(name);
     fs::create_dir_all(&folder).map_err(Error::file(&folder))?;
@@ -53,9 +53,9 @@ fn pack_of_script(name: &str) -> Result<std::path::PathBuf, Error> {
     Ok(folder)
 }
 
-/// Copies an executable by a process of its own. A file that this process has open for writing
-/// cannot be executed (ETXTBSY), and a child that another test is starting holds what was open when
-/// it was forked.
+/// Copies an executable in a separate process. A file that this process has open for writing cannot
+/// be executed (ETXTBSY), and a child process that another test is starting inherits the files that
+/// were open at the fork.
 fn install(from: &Path, to: &Path) -> Result<(), Error> {
     run(Command::new("install").args(["-m", "755"]).args([from, to]))
 }

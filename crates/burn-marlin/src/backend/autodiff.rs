@@ -1,10 +1,10 @@
-//! The operations on an autodiff device: gradients to the activations and to a LoRA adapter, none
-//! to the packed weight.
+//! The operations on an autodiff device. Gradients flow to the activations and to a LoRA adapter,
+//! never to the packed weight.
 //!
-//! A float weight with an adapter is marked as memory bound, whatever strategy the device has: the
-//! backward pass recomputes it, one layer at a time, and between the passes there is none. For a
-//! weight without an adapter the graph keeps the forward pass's copy: Burn recomputes only what
-//! depends on a tracked tensor.
+//! A float weight with an adapter is marked as memory bound, whatever checkpointing strategy the
+//! device has: the backward pass recomputes it, one layer at a time, and no float weight is kept
+//! between the passes. For a weight without an adapter the graph keeps the forward pass's copy,
+//! because Burn recomputes only tensors that depend on a tracked tensor.
 
 use super::{OptionalFloat, OptionalInt, QuantBackend, QuantTensors};
 use burn::backend::autodiff::NodeId;
@@ -27,7 +27,7 @@ struct Linear;
 impl<B: QuantBackend> Backward<B, 1> for Linear {
     type State = (QuantTensors<B>, WeightDescriptor);
 
-    /// dx = dy W^T, with the weight dequantised for the moment of the product.
+    /// Computes dx = dy W^T; the weight is dequantised only for the product.
     fn backward(
         self,
         ops: Ops<Self::State, 1>,
@@ -56,10 +56,10 @@ impl<B: QuantBackend> Backward<B, 1> for Linear {
 struct DequantizeAdapted;
 
 impl<B: QuantBackend> Backward<B, 2> for DequantizeAdapted {
-    /// Both factors, of a low rank, and the scale.
+    /// The adapter's two low-rank factors and its scale.
     type State = (FloatTensor<B>, FloatTensor<B>, f64);
 
-    /// da = scale * dW b^T, db = scale * a^T dW.
+    /// Computes da = scale * dW b^T and db = scale * a^T dW.
     fn backward(
         self,
         ops: Ops<Self::State, 2>,
@@ -75,7 +75,7 @@ impl<B: QuantBackend> Backward<B, 2> for DequantizeAdapted {
     }
 }
 
-/// Makes the weight of [`DequantizeAdapted`] again.
+/// Recomputes the float weight of [`DequantizeAdapted`].
 #[derive(Debug)]
 struct DequantizeAdaptedAgain<B: QuantBackend> {
     weight: QuantTensors<B>,
@@ -197,7 +197,7 @@ impl<B: Backend + QuantBackend, C: CheckpointStrategy> QuantBackend for Autodiff
     }
 }
 
-/// The weight without its autodiff context: the scales are constants.
+/// Returns the weight without its autodiff context; the scales are constants.
 fn inner<B: Backend, C: CheckpointStrategy>(
     weight: QuantTensors<Autodiff<B, C>>,
 ) -> QuantTensors<B> {

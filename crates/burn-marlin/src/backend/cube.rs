@@ -71,26 +71,26 @@ impl QuantBackend for CubeBackend {
     }
 }
 
-/// The value of a launch.
+/// Unwraps the result of a launch.
 ///
 /// # Panics
-/// Panics if the launch was refused: backend operations have no way to return an error, and errors
-/// of a user were checked before the operation.
+/// Panics if the launch was refused: backend operations have no way to return an error, and user
+/// errors are checked before the operation.
 pub fn launched<T>(result: Result<T, KernelError>) -> T {
     result.unwrap_or_else(|error| panic!("launch refused: {error}"))
 }
 
-/// A tensor as a buffer of a launch, contiguous.
+/// Makes a tensor contiguous and returns it as a launch buffer.
 pub fn buffer(tensor: CubeTensor) -> BufferArg {
     into_contiguous(tensor).into_buffer_arg()
 }
 
-/// The tensors of a weight as buffers of a launch.
+/// Returns the tensors of a weight as launch buffers.
 pub fn weight_buffers(weight: WeightTensors<CubeTensor>) -> WeightBuffers {
     weight.map(|_, tensor| buffer(tensor))
 }
 
-/// A tensor of undefined values on the device of another, contiguous.
+/// Allocates a contiguous tensor with uninitialised values on the device of `like`.
 pub fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
@@ -100,7 +100,7 @@ type Copying = Pin<Box<dyn Future<Output = Result<Bytes, ServerError>> + Send>>;
 /// A copy of a tensor's bytes to the host, in progress.
 pub struct Reading(Option<Copying>);
 
-/// Starts to copy a tensor to the host, after the work submitted to its stream before. The device
+/// Starts to copy a tensor to the host, after all work already submitted to its stream. The device
 /// keeps the tensor until the copy is waited for.
 pub fn start_reading(tensor: CubeTensor) -> Reading {
     let tensor = into_contiguous_aligned(tensor);
@@ -123,8 +123,8 @@ fn kept_client(tensor: &CubeTensor) -> &'static Client {
 }
 
 impl Reading {
-    /// Waits for the copy. Its bytes are where the runtime has put them: on CUDA in memory that the
-    /// device reads without a copy.
+    /// Waits for the copy and returns its bytes. The runtime chooses their memory: on CUDA, it is
+    /// memory that the device reads without a copy.
     ///
     /// # Errors
     /// The device failed. Kernels run asynchronously, so their faults are reported here.
@@ -173,7 +173,8 @@ pub fn weight_problem(
 /// / 2].
 ///
 /// # Errors
-/// As [`marlin_kernels::launch`]; an epilogue that the plan computes after the matmul is one.
+/// The errors of [`marlin_kernels::launch`], which include an epilogue that the plan computes after
+/// the matmul.
 pub fn launch_linear(
     x: CubeTensor,
     weight: WeightTensors<CubeTensor>,
@@ -184,8 +185,8 @@ pub fn launch_linear(
     launch_linear_in_parts(x, weight, descriptor, bias, epilogue, MAX_ELEMENTS)
 }
 
-/// [`launch_linear`], whose activations and output may have more elements than a launch addresses:
-/// then their rows are multiplied part by part.
+/// Runs [`launch_linear`] in parts: if the activations or the output have more than `most_elements`
+/// elements, which one launch cannot address, their rows are multiplied in blocks.
 fn launch_linear_in_parts(
     x: CubeTensor,
     weight: WeightTensors<CubeTensor>,
@@ -253,8 +254,8 @@ fn launch_dequantize(
     Ok(out)
 }
 
-/// A weight in the layout of `to`, and with all values where it is 2:4 and `to` is dense: these are
-/// only in the plain layout.
+/// Converts a weight to the layout of `to`, and a 2:4 weight to a dense one if `to` is dense. The
+/// expansion to a dense weight runs in the plain layout.
 fn launch_repack(
     weight: WeightTensors<CubeTensor>,
     descriptor: &WeightDescriptor,
@@ -272,7 +273,7 @@ fn launch_repack(
         |of: &WeightDescriptor| QuantProblem::new(0, *of, ActivationDtype::F32).with_scales(scales);
     let client = weight.words.client.clone();
     if descriptor.format.sparsity != to.format.sparsity {
-        // Values are put between the kept ones in the plain layout.
+        // The pruned values are inserted in the plain layout.
         let plain = descriptor.in_layout(WeightLayout::Plain);
         let weight = launch_repack(weight, descriptor, &plain)?;
         let dense = to.in_layout(WeightLayout::Plain);

@@ -14,7 +14,7 @@ use marlin_kernels::matmul::host::{self, Floats, FloatsMut, HostWeight};
 use marlin_kernels::{ActivationDtype, KernelError, QuantProblem};
 use std::borrow::Cow;
 
-/// The tensor of Flex, of any kind.
+/// The tensor type of Flex, the same for every kind of tensor.
 type FlexTensor = FloatTensor<Flex>;
 
 impl QuantBackend for Flex {
@@ -102,7 +102,7 @@ impl QuantBackend for Flex {
     }
 }
 
-/// A 2:4 weight with all of its values.
+/// Expands a 2:4 weight to a dense one.
 fn expanded(weight: QuantTensors<Flex>, descriptor: &WeightDescriptor) -> QuantTensors<Flex> {
     let weight = WeightTensors::from(weight).map(|_, tensor: FlexTensor| tensor.to_contiguous());
     let zero_points = weight.zero_points.as_ref().map(words);
@@ -135,20 +135,19 @@ fn weight_problem(
     m: usize,
     dtype: DType,
 ) -> QuantProblem {
-    // Any other dtype is refused before the operation; f32 serves it all the same.
+    // Other dtypes are refused before the operation; f32 is only a fallback.
     let dtype_of = |dtype| activation_dtype(dtype).unwrap_or(ActivationDtype::F32);
     QuantProblem::new(m, *descriptor, dtype_of(dtype)).with_scales(dtype_of(weight.scales.dtype()))
 }
 
 /// Runs a kernel on the memory of a weight's tensors.
 ///
-/// Backend operations have no way to return an error; everything a user can cause was checked
-/// before the operation.
+/// Backend operations have no way to return an error; user errors are checked before the operation.
 fn with_host_weight<R>(
     weight: WeightTensors<FlexTensor>,
     kernel: impl FnOnce(HostWeight<'_>) -> Result<R, KernelError>,
 ) -> R {
-    // Already contiguous, a tensor is taken as it is: nothing is copied.
+    // A tensor that is already contiguous is not copied.
     let weight = weight.map(|_, tensor| tensor.to_contiguous());
     let host = HostWeight {
         words: words(&weight.words),
@@ -159,7 +158,7 @@ fn with_host_weight<R>(
     kernel(host).unwrap_or_else(|error| panic!("host kernel refused: {error}"))
 }
 
-/// The bits of a contiguous i32 tensor.
+/// The bits of a contiguous i32 tensor, as u32 words.
 fn words(tensor: &FlexTensor) -> &[u32] {
     bytemuck::cast_slice(tensor.storage::<i32>())
 }
@@ -182,7 +181,7 @@ pub fn to_f32(tensor: &FloatTensor<Flex>) -> Cow<'_, [f32]> {
     }
 }
 
-/// A tensor of values, rounded to a dtype.
+/// Returns a tensor of `values` rounded to `dtype`.
 pub fn from_f32(values: Vec<f32>, shape: Shape, dtype: DType) -> FloatTensor<Flex> {
     let data = match dtype {
         DType::F16 => {

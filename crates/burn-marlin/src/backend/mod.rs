@@ -1,8 +1,9 @@
 //! The operations on quantised weights as a Burn backend extension: one trait, implemented for
 //! every CubeCL runtime, for Flex, and for Autodiff.
 //!
-//! For crates with operations of their own on [`QuantizedWeight`](crate::QuantizedWeight)s; models
-//! use that type and [`QuantLinear`](crate::QuantLinear).
+//! This module is for crates that add their own operations on
+//! [`QuantizedWeight`](crate::QuantizedWeight)s. Models use that type and
+//! [`QuantLinear`](crate::QuantLinear).
 
 #[cfg(feature = "autodiff")]
 mod autodiff;
@@ -28,14 +29,14 @@ pub(crate) const DEQUANTIZE: &str = "quant_dequantize";
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub enum OptionalInt<B: Backend> {
-    /// The format has it.
+    /// The format has the tensor.
     Present(IntTensor<B>),
-    /// The format has none.
+    /// The format does not have the tensor.
     Absent,
 }
 
 impl<B: Backend> OptionalInt<B> {
-    /// The tensor, where there is one.
+    /// Returns the tensor, or `None` if it is absent.
     pub fn into_option(self) -> Option<IntTensor<B>> {
         match self {
             Self::Present(tensor) => Some(tensor),
@@ -54,14 +55,14 @@ impl<B: Backend> From<Option<IntTensor<B>>> for OptionalInt<B> {
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub enum OptionalFloat<B: Backend> {
-    /// The layer has it.
+    /// The layer has the tensor.
     Present(FloatTensor<B>),
-    /// The layer has none.
+    /// The layer does not have the tensor.
     Absent,
 }
 
 impl<B: Backend> OptionalFloat<B> {
-    /// The tensor, where there is one.
+    /// Returns the tensor, or `None` if it is absent.
     pub fn into_option(self) -> Option<FloatTensor<B>> {
         match self {
             Self::Present(tensor) => Some(tensor),
@@ -83,15 +84,15 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for OptionalFloat<B> {
 pub struct QuantTensors<B: Backend> {
     /// The packed values.
     pub words: IntTensor<B>,
-    /// The places of a 2:4 weight's values.
+    /// The positions of the values kept in a 2:4 weight.
     #[extension_type]
     pub metadata: OptionalInt<B>,
-    /// In f16, bf16 or f32.
+    /// The scales, in f16, bf16 or f32.
     pub scales: FloatTensor<B>,
     /// The packed zero points.
     #[extension_type]
     pub zero_points: OptionalInt<B>,
-    /// The natural row of each stored row.
+    /// The natural row index of each stored row.
     #[extension_type]
     pub row_permutation: OptionalInt<B>,
 }
@@ -154,8 +155,8 @@ impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<Weigh
     Autodiff: cfg(feature = "autodiff")
 )]
 pub trait QuantBackend: Backend {
-    /// Activations [.., K] times the weight [K, N], plus a bias `[N]` in the activations' dtype:
-    /// [.., N] in that dtype, accumulated in f32.
+    /// Multiplies activations [.., K] with the weight [K, N] and adds a bias `[N]` in the
+    /// activations' dtype. The result [.., N] has that dtype; sums are accumulated in f32.
     #[fusion(meta = linear_spec)]
     fn quant_linear(
         x: FloatTensor<Self>,
@@ -164,7 +165,7 @@ pub trait QuantBackend: Backend {
         #[extension_type] bias: OptionalFloat<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The float weight [K, N] in natural row order.
+    /// Returns the float weight [K, N] in natural row order.
     #[fusion(meta = dequantize_spec)]
     fn quant_dequantize(
         #[extension_type] weight: QuantTensors<Self>,
@@ -172,8 +173,8 @@ pub trait QuantBackend: Backend {
         dtype: FloatDType,
     ) -> FloatTensor<Self>;
 
-    /// The float weight [K, N] in natural row order plus `scale * a b`, of a LoRA adapter's factors
-    /// [K, R] and [R, N] in that dtype.
+    /// Returns the float weight [K, N] in natural row order plus `scale * a b`, where `a` [K, R]
+    /// and `b` [R, N] are the factors of a LoRA adapter in `dtype`.
     #[fusion(meta = adapted_spec)]
     fn quant_dequantize_adapted(
         #[extension_type] weight: QuantTensors<Self>,
@@ -184,13 +185,12 @@ pub trait QuantBackend: Backend {
         dtype: FloatDType,
     ) -> FloatTensor<Self>;
 
-    /// The tensors of the weight as another descriptor of it lists them: in another layout, or a
-    /// 2:4 weight with all of its values. A row permutation is the same in every layout and is not
-    /// returned.
+    /// Converts the weight to the descriptor `to`: to another layout, or from 2:4 to dense. A row
+    /// permutation is the same in every layout and is not returned.
     ///
     /// # Panics
     /// Panics if the backend has no kernel that reads the layout; [`marlin_kernels::held_on`] never
-    /// asks for it there.
+    /// selects such a layout.
     #[fusion(meta = repack_spec)]
     fn quant_repack(
         #[extension_type] weight: QuantTensors<Self>,
@@ -199,7 +199,8 @@ pub trait QuantBackend: Backend {
     ) -> QuantTensors<Self>;
 }
 
-/// The scalar that carries a descriptor through fusion; K and N are those of the output.
+/// Encodes a descriptor as the scalar that passes through fusion. K and N come from the output's
+/// shape.
 fn weight_code(descriptor: &WeightDescriptor) -> u64 {
     descriptor.format.to_code(descriptor.layout)
 }
@@ -232,7 +233,8 @@ fn adapted_spec(
     dequantize_spec(weight, descriptor, dtype)
 }
 
-/// [`QuantBackend::quant_dequantize_adapted`] on every backend that computes.
+/// The implementation of [`QuantBackend::quant_dequantize_adapted`] that the computing backends
+/// share.
 fn dequantize_adapted<B: QuantBackend>(
     weight: QuantTensors<B>,
     descriptor: WeightDescriptor,
@@ -279,7 +281,7 @@ pub fn linear_shape(x: &Shape, n: usize) -> Shape {
     shape
 }
 
-/// Burn's name for a dtype of activations.
+/// Converts an activation dtype to Burn's float dtype.
 pub fn float_dtype(dtype: ActivationDtype) -> FloatDType {
     match dtype {
         ActivationDtype::F16 => FloatDType::F16,
@@ -288,7 +290,7 @@ pub fn float_dtype(dtype: ActivationDtype) -> FloatDType {
     }
 }
 
-/// The kernels' name for a float dtype; `None` for dtypes that no kernel takes.
+/// Converts Burn's dtype to an activation dtype; `None` for dtypes that no kernel takes.
 pub fn activation_dtype(dtype: DType) -> Option<ActivationDtype> {
     match dtype {
         DType::F32 => Some(ActivationDtype::F32),

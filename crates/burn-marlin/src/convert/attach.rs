@@ -1,5 +1,5 @@
-//! The traversal that puts quantised weights in the place of float ones, a layer at a time: the
-//! float values of one are freed before those of the next are read.
+//! The traversal that replaces float weights with quantised ones, one layer at a time: the float
+//! values of a layer are freed before those of the next layer are read.
 
 use super::report::{LeftReason, Outcome};
 use super::{Rules, Weights};
@@ -11,21 +11,21 @@ use marlin_format::{PlainWeight, QuantSpec, WeightFormat};
 use marlin_kernels::ActivationDtype;
 use std::collections::{HashMap, HashSet};
 
-/// Attaches weights to the parameters at some paths.
+/// Attaches quantised weights to the selected parameters.
 pub(super) struct Attach<'a> {
     pub rules: &'a Rules,
     pub weights: Weights,
-    /// The weights of layers, by path, that are not rounded.
+    /// Returns the weight given for the layer at a path; with `None`, the layer is rounded.
     pub given: &'a mut dyn FnMut(&str) -> Option<PlainWeight>,
-    /// Each selected parameter's path, and its spec where that was chosen before.
+    /// The path of each selected parameter, and its spec if it is already chosen.
     pub selected: HashMap<String, Option<QuantSpec>>,
-    /// Ids that more than one selected parameter has: these may be one tensor.
+    /// Ids of more than one selected parameter: parameters with the same id may be one tensor.
     pub shared: HashSet<ParamId>,
-    /// Weights of parameters with such ids, the host's form of each beside it.
+    /// The weights made so far for the ids in `shared`, each with its plain form on the host.
     pub made: HashMap<ParamId, Vec<Made>>,
-    /// The outcome for the parameters at these paths.
+    /// The outcome for each parameter, by path.
     pub outcomes: HashMap<String, Outcome>,
-    /// The first layer that failed; those after it stay as they are.
+    /// The error of the first layer that failed; later layers stay as they are.
     pub failed: Option<Error>,
 }
 
@@ -101,9 +101,10 @@ impl Attach<'_> {
         ))
     }
 
-    /// Rounds a layer; tensors that are one before are one after. With the weight comes the format
-    /// that it was rounded to, whatever the device holds, the path of the layer that it shares the
-    /// weight with, and the groups whose scales underflow.
+    /// Rounds a layer; parameters that share a tensor before the conversion share a weight after
+    /// it. Returns the weight, the format that it was rounded to (even if the device holds it in
+    /// another), the path of the layer that it shares the weight with, and the number of groups
+    /// whose scales underflow.
     fn round(
         &mut self,
         path: &str,
@@ -140,7 +141,8 @@ impl Attach<'_> {
                 underflows,
             ));
         }
-        // The same id means that they once were one tensor, the same values that they still are.
+        // Equal ids mean that the parameters once were one tensor; equal values mean that they
+        // still are.
         let made = self.made.entry(id).or_default();
         if let Some(made) = made
             .iter()

@@ -6,7 +6,7 @@ use burn::tensor::{ElementConversion, Tensor};
 use marlin_format::{QuantSpec, Sparsity};
 use std::collections::HashMap;
 
-/// Looks for weights that cannot be rounded, before any is.
+/// Looks for weights that cannot be rounded, before any weight is rounded.
 pub(super) struct Examine<'a> {
     specs: HashMap<&'a str, QuantSpec>,
     path: Vec<String>,
@@ -44,8 +44,8 @@ impl ModuleVisitor for Examine<'_> {
             return;
         };
         let weight = param.base().detach();
-        // One number is read from the device. Not every backend returns NaN as a maximum, so it is
-        // checked separately.
+        // Only scalars are read from the device. Not every backend returns NaN as a maximum, so NaN
+        // is checked separately.
         let finite = weight.clone().is_finite().all().into_scalar::<bool>();
         let largest = weight
             .clone()
@@ -53,12 +53,12 @@ impl ModuleVisitor for Examine<'_> {
             .max()
             .into_scalar::<f32>()
             .elem::<f64>();
-        // Below it no scale overflows, in whatever dtype.
+        // Below this maximum no scale overflows, whatever its dtype.
         if finite && largest < f64::from(half::f16::MAX) {
             return;
         }
         let dims = weight.dims();
-        // The host finds the position.
+        // Rounding on the host finds the position of the value.
         self.failed = QuantizedWeight::round(
             weight.reshape([dims[0], dims[D - 1]]),
             &spec,

@@ -1,4 +1,4 @@
-//! A converted model as a checkpoint that other engines read.
+//! Export of a converted model as a checkpoint that other engines read.
 
 use super::places::{file_dtype, is_linear_weight, path, pytorch_name, remapped};
 use super::{ExportError, W4A16};
@@ -20,15 +20,15 @@ const WEIGHT: &str = ".weight";
 impl W4A16 {
     /// Writes a converted model as a folder in compressed-tensors' pack-quantized form:
     /// `model.safetensors`, and a `config.json` that records in its `quantization_config` how each
-    /// layer is quantised. [`load`](Self::load) reads it, and with the fields of the model's own
-    /// config added, so do transformers and vLLM.
+    /// layer is quantised. [`load`](Self::load) reads the folder; so do transformers and vLLM if
+    /// the fields of the model's own config are added.
     ///
-    /// Quantised weights are written bit for bit, those of [`QuantLinear`](crate::QuantLinear) with
-    /// them; every other parameter in its dtype, as PyTorch has it: weights of `Linear` as [N, K],
-    /// `weight` and `bias` for norms.
+    /// Quantised weights, including those of [`QuantLinear`](crate::QuantLinear), are written bit
+    /// for bit. Every other parameter is written in its dtype and in PyTorch's form: weights of
+    /// `Linear` as [N, K], parameters of norms as `weight` and `bias`.
     ///
-    /// `keys` renames parameters of the model to tensors of the files: the other way round than the
-    /// one that `load` takes.
+    /// `keys` renames parameters of the model to tensors of the files: the inverse of the key map
+    /// that `load` takes.
     ///
     /// ```no_run
     /// # use burn::nn::transformer::TransformerEncoder;
@@ -41,8 +41,9 @@ impl W4A16 {
     /// ```
     ///
     /// # Errors
-    /// [`ExportError`]: a folder that is not empty, adapters that are not merged, a dtype that files do not hold, names that clash or do not end in
-    /// `.weight` where a quantised layer's must. Nothing is left behind.
+    /// Returns an [`ExportError`] for a folder that is not empty, adapters that are not merged, a
+    /// dtype that files do not hold, names that clash, or the name of a quantised layer that does
+    /// not end in `.weight`. Nothing is left behind.
     pub fn export<M: Module>(
         model: &M,
         dir: impl AsRef<Path>,
@@ -76,14 +77,14 @@ impl W4A16 {
     }
 }
 
-/// The `config.json` of a folder with these layers.
+/// Returns the `config.json` of a folder with these layers.
 fn config(entries: &[Entry]) -> Result<serde_json::Value, marlin_format::checkpoint::ConfigError> {
     let mut groups: Vec<(QuantSpec, bool, Vec<String>)> = Vec::new();
     let mut ignored = Vec::new();
     for Entry { name, value, .. } in entries {
         match value {
             Value::Quantized(weight) => {
-                // No config has the dtype of scales.
+                // The config does not record the dtype of scales.
                 let (spec, [k, _]) = (
                     weight.spec().with_scale_dtype(ScaleDtype::F16),
                     weight.dims(),
@@ -106,7 +107,8 @@ fn config(entries: &[Entry]) -> Result<serde_json::Value, marlin_format::checkpo
             Value::Tensor { .. } => {}
         }
     }
-    // The most common format is declared for all linear layers, the others for theirs by name.
+    // The most common format is declared for all linear layers; every other format is declared for
+    // its layers by name.
     groups.sort_by_key(|(_, _, names)| std::cmp::Reverse(names.len()));
     let mut groups = groups.into_iter();
     let Some((spec, act_order, _)) = groups.next() else {
@@ -121,9 +123,9 @@ fn config(entries: &[Entry]) -> Result<serde_json::Value, marlin_format::checkpo
 
 /// A parameter to be written.
 struct Entry {
-    /// Its path in the model.
+    /// The parameter's path in the model.
     path: String,
-    /// Its name in the file; of a quantised layer without `.weight`.
+    /// The parameter's name in the file; for a quantised layer, without `.weight`.
     name: String,
     value: Value,
 }
@@ -132,7 +134,7 @@ enum Value {
     Quantized(Box<QuantizedWeight>),
     Tensor {
         dtype: DType,
-        /// In the file.
+        /// The shape of the tensor in the file.
         shape: Shape,
         /// True if it is the weight of a linear layer.
         linear: bool,
@@ -141,7 +143,7 @@ enum Value {
 }
 
 impl Entry {
-    /// With its name in the file in place of that in the model.
+    /// Replaces the entry's name in the model with its name in the file.
     fn named(self, keys: &KeyRemapper) -> Result<Self, ExportError> {
         let name = remapped(keys, &self.name);
         let name = match (&self.value, name.strip_suffix(WEIGHT)) {
@@ -157,7 +159,7 @@ impl Entry {
         Ok(Self { name, ..self })
     }
 
-    /// Its tensors in the file.
+    /// The specs of the entry's tensors in the file.
     fn specs(&self) -> Result<Vec<TensorSpec>, ExportError> {
         match &self.value {
             Value::Quantized(weight) => {
@@ -209,10 +211,10 @@ struct Visitor {
     /// Name and container of every module entered.
     stack: Vec<(String, String)>,
     entries: Vec<Entry>,
-    /// The parameter before. Where a quantised weight is attached to it, which is visited next, it
-    /// is a placeholder that must not be read.
+    /// The previous parameter. If a quantised weight is attached to it, that weight is visited
+    /// next, and the parameter is a placeholder that must not be read.
     pending: Option<Box<dyn FnOnce() -> Entry>>,
-    /// The depth of the stack at which the weight began whose tensors are visited.
+    /// The depth of the stack at which the current weight began, while its tensors are visited.
     weight: Option<usize>,
     /// The first parameter with a reparameterisation other than a quantised weight.
     reparameterized: Option<String>,
@@ -271,7 +273,7 @@ impl Visitor {
         }));
     }
 
-    /// The stack has the first tensor of the weight on top.
+    /// Begins a quantised weight; the top of the stack is its first tensor.
     fn begin_weight(&mut self, weight: QuantizedWeight) {
         let mut depth = self.stack.len().saturating_sub(1);
         if self.stack[..depth]

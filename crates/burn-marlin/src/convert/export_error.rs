@@ -8,7 +8,7 @@ pub enum ExportError {
     /// The folder cannot be written, or two tensors have one name.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// A parameter with a reparameterisation that is no quantised weight.
+    /// A parameter has a reparameterisation other than a quantised weight.
     #[error(
         "`{path}` has a reparameterisation (LoRA?), which the files have no place for: `materialize` the model, and quantise it afterwards"
     )]
@@ -16,7 +16,7 @@ pub enum ExportError {
         /// Path of the parameter in the model.
         path: String,
     },
-    /// A quantised layer whose weight is called something else.
+    /// The name of a quantised layer's weight does not end in `.weight`.
     #[error(
         "the quantised `{path}` would be called `{name}`; a name that ends in `.weight` is needed: let the key map keep that part"
     )]
@@ -26,7 +26,7 @@ pub enum ExportError {
         /// Its name after the key map.
         name: String,
     },
-    /// A dtype that safetensors files do not hold.
+    /// A parameter has a dtype that safetensors files do not hold.
     #[error("`{path}` is {found:?}, which safetensors files do not hold; convert it first")]
     Dtype {
         /// Path of the parameter in the model.

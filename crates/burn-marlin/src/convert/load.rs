@@ -1,4 +1,4 @@
-//! Published weights into any Burn model.
+//! Loading of published checkpoints into any Burn model.
 
 use super::places::{Kind, Place, burn_dtype, places, remapped};
 use super::{LayerReport, LeftReason, LoadError, LoadOptions, Outcome, Report, W4A16};
@@ -15,25 +15,25 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 impl W4A16 {
-    /// Loads a checkpoint into an unmodified model: quantised layers into its `Linear`s, which then
-    /// multiply with the packed weights, float tensors into everything else. A
-    /// [`QuantLinear`](crate::QuantLinear) takes a quantised layer, too, in whatever format.
+    /// Loads a checkpoint into an unmodified model: quantised layers go into its `Linear`s, which
+    /// then multiply with the packed weights; float tensors go into all other parameters. A
+    /// [`QuantLinear`](crate::QuantLinear) also takes a quantised layer, in any format.
     ///
-    /// `path` is a Hugging Face folder, or one safetensors file in such a folder. Its configs
-    /// decide the format of each layer: GPTQ, AWQ, compressed-tensors, AutoRound, Marlin
-    /// ([`LayerFormat`]), mixed as they come. No float copy of a quantised layer is made, and
-    /// parameters of the model that were not yet used are never drawn.
+    /// `path` is a Hugging Face folder, or one safetensors file in such a folder. The folder's
+    /// configs determine the format of each layer: GPTQ, AWQ, compressed-tensors, AutoRound, Marlin
+    /// ([`LayerFormat`]). A checkpoint may mix formats. No float copy of a quantised layer is made,
+    /// and parameters of the model that were not yet used are never initialised.
     ///
     /// `keys` renames tensors of the files to parameters of the model, as in Burn's own stores: a
-    /// remapper that loads the float model from safetensors loads the quantised ones, too. A
-    /// quantised layer goes by the name of its float weight, such as
+    /// remapper that loads the float model from safetensors also loads the quantised ones. A
+    /// quantised layer has the name of its float weight, such as
     /// `encoder.layer.0.output.dense.weight`.
     ///
     /// - As in Burn's `PyTorchToBurnAdapter`, weights of `Linear` are transposed, and `weight` and
     ///   `bias` of norms go into `gamma` and `beta`.
-    /// - Variants of enums are no part of a name. Types named `Linear` are all taken for Burn's.
+    /// - Variants of enums are not part of a name. Every type named `Linear` is treated as Burn's.
     /// - Every parameter keeps its dtype and device; float tensors are converted to it.
-    /// - Tensors that no parameter takes are in [`Report::unused`].
+    /// - Tensors that no parameter takes are listed in [`Report::unused`].
     ///
     /// ```no_run
     /// use burn::nn::transformer::TransformerEncoderConfig;
@@ -57,7 +57,8 @@ impl W4A16 {
     /// ```
     ///
     /// # Errors
-    /// [`LoadError`]: files that cannot be read, parameters without a tensor, tensors and layers of another shape or kind than their parameters.
+    /// Returns a [`LoadError`] for files that cannot be read, parameters without a tensor, and
+    /// tensors and layers of another shape or kind than their parameters.
     pub fn load<M: Module>(
         model: M,
         path: impl AsRef<Path>,
@@ -66,11 +67,11 @@ impl W4A16 {
         Self::load_with(model, path, &LoadOptions::new(keys.clone()))
     }
 
-    /// Loads a checkpoint as [`load`](Self::load) does, with options: one that does not hold every
-    /// parameter of the model, for example.
+    /// Loads a checkpoint as [`load`](Self::load) does, with options. For example, the checkpoint
+    /// need not hold every parameter of the model.
     ///
     /// # Errors
-    /// As [`load`](Self::load); [`LoadError::Pattern`].
+    /// The errors of [`load`](Self::load), and [`LoadError::Pattern`].
     pub fn load_with<M: Module>(
         model: M,
         path: impl AsRef<Path>,
@@ -199,7 +200,7 @@ fn sources(
     Ok(sources)
 }
 
-/// Reads a layer and puts it on its parameter's device.
+/// Reads a quantised layer and puts it on its parameter's device.
 fn quantized(
     checkpoint: &Checkpoint,
     place: &Place,
@@ -280,13 +281,13 @@ fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<()
     Ok(())
 }
 
-/// Puts tensors of a checkpoint into the parameters at some paths, and quantised layers in the
-/// place of quantised weights.
+/// Loads tensors of a checkpoint into parameters, and replaces quantised weights with quantised
+/// layers of the checkpoint.
 struct Load<'a> {
     checkpoint: &'a Checkpoint,
-    /// The name of each tensor, and its place, by its path.
+    /// The tensor name and the place of each parameter, by path.
     tensors: HashMap<String, (String, Place)>,
-    /// The layer for each quantised weight, by its path.
+    /// The replacement for each quantised weight, by path.
     weights: HashMap<String, QuantizedWeight>,
     path: Vec<String>,
 }
@@ -308,15 +309,15 @@ impl<'a> Load<'a> {
         let Some((name, place)) = self.tensors.remove(&self.path.join(".")) else {
             return param;
         };
-        // Both were found when the tensor was checked.
+        // The tensor and its dtype were found when the tensor was checked.
         let Ok(view) = self.checkpoint.tensor(&name) else {
             return param;
         };
         let Some(dtype) = burn_dtype(view.dtype()) else {
             return param;
         };
-        // A record in column layout has it as the file does. In row layout it is transposed in
-        // memory: a matmul with a transposed view is slower.
+        // A record in column layout holds the weight as the file does. In row layout it is
+        // transposed in memory: a matmul with a transposed view is slower.
         let transposed = if place.linear && !place.column_layout {
             view.transposed_bytes().ok()
         } else {
@@ -367,7 +368,7 @@ impl ModuleMapper for Load<'_> {
 
 /// Attaches the quantised weights to the parameters at their paths.
 struct Attach {
-    /// By path: the weight, and the dtype of its parameter.
+    /// The weight and the dtype of each parameter, by path.
     layers: HashMap<String, (QuantizedWeight, DType)>,
 }
 

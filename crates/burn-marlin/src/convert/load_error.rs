@@ -1,14 +1,14 @@
 use marlin_format::checkpoint::{CheckpointError, Dtype, LayerFormat};
 use std::path::PathBuf;
 
-/// A checkpoint that does not go into a model.
+/// The reason why a checkpoint cannot be loaded into a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// The files cannot be read, or do not match their config.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Parameters of the model that no tensor of the checkpoint goes into.
+    /// The checkpoint has no tensor for some parameters of the model.
     #[error(
         "{} has no tensor for {} parameters of the model, the first of them `{}`{}: map the names of the files to those of the model with the key map, \
          load the checkpoint of this very model, or let `LoadOptions::allow_missing` leave them as they are",
@@ -17,45 +17,45 @@ pub enum LoadError {
     Missing {
         /// The folder.
         dir: PathBuf,
-        /// The parameters, by the names they are looked for: those of the model, without the
-        /// variants of enums, with PyTorch's `weight` and `bias` of norms.
+        /// The names under which the parameters were looked up: their paths in the model, without
+        /// the variants of enums and with PyTorch's `weight` and `bias` for norms.
         missing: Vec<String>,
-        /// Names, after the key map, that no parameter has.
+        /// Names of the checkpoint, after the key map, that no parameter has.
         unused: Vec<String>,
     },
-    /// Two tensors or layers that the key map gives one name.
+    /// The key map gives two tensors or layers the same name.
     #[error("the key map gives `{first}` and `{second}` of {} the same name, `{name}`; make its patterns tell them apart", dir.display())]
     SameName {
         /// The folder.
         dir: PathBuf,
-        /// One of them, as in the files.
+        /// The first tensor or layer, as named in the files.
         first: String,
-        /// The other.
+        /// The second tensor or layer, as named in the files.
         second: String,
         /// Their name after the key map.
         name: String,
     },
-    /// A tensor or layer of another shape than its parameter.
+    /// A tensor or layer has another shape than its parameter.
     #[error(
         "`{tensor}` in {} has shape {found:?}; `{path}` of the model needs {expected:?}: build the model with the sizes of the checkpoint's config",
         file.display()
     )]
     Shape {
-        /// The tensor or layer, as in the files.
+        /// The tensor or layer, as named in the files.
         tensor: String,
         /// The file it is in.
         file: PathBuf,
         /// Path of the parameter in the model.
         path: String,
-        /// The shape that the file would have: [N, K] for a linear layer.
+        /// The shape that the parameter needs in the file: [N, K] for a linear layer.
         expected: Vec<usize>,
-        /// The shape that it has.
+        /// The shape in the file.
         found: Vec<usize>,
     },
-    /// A tensor of a dtype that its parameter cannot hold.
+    /// A tensor has a dtype that its parameter cannot hold.
     #[error("`{tensor}` in {} is {found}; `{path}` of the model holds {expected}", file.display())]
     Dtype {
-        /// The tensor, as in the files.
+        /// The tensor, as named in the files.
         tensor: String,
         /// The file it is in.
         file: PathBuf,
@@ -66,14 +66,14 @@ pub enum LoadError {
         /// The dtype of the tensor.
         found: Dtype,
     },
-    /// A quantised layer whose place in the model is not the weight of a `Linear`.
+    /// A quantised layer belongs to a parameter that is not the weight of a `Linear`.
     #[error(
         "`{layer}` in {} is quantised ({format}), and `{path}` of the model is not the weight of a Linear: only those take quantised weights; \
          use a checkpoint with this layer in float",
         dir.display()
     )]
     NotLinear {
-        /// The layer, as in the files.
+        /// The layer, as named in the files.
         layer: String,
         /// The folder.
         dir: PathBuf,
@@ -82,22 +82,21 @@ pub enum LoadError {
         /// Path of the parameter in the model.
         path: String,
     },
-    /// A float tensor whose place in the model is a quantised weight, such as that of a
-    /// `QuantLinear`.
+    /// A float tensor belongs to a quantised weight of the model, such as that of a `QuantLinear`.
     #[error(
         "`{tensor}` in {} is not quantised, and `{path}` of the model is a quantised weight: quantise this layer of the checkpoint, or build the model \
          with a Linear there and convert it",
         file.display()
     )]
     NotQuantized {
-        /// The tensor, as in the files.
+        /// The tensor, as named in the files.
         tensor: String,
         /// The file it is in.
         file: PathBuf,
         /// Path of the weight in the model.
         path: String,
     },
-    /// A pattern on parameter paths is no regular expression.
+    /// A pattern for parameter paths is not a valid regular expression.
     #[error("`{pattern}` is not a regular expression: {source}")]
     Pattern {
         /// The pattern.
@@ -105,7 +104,7 @@ pub enum LoadError {
         /// The cause.
         source: Box<regex::Error>,
     },
-    /// A parameter with a reparameterisation.
+    /// A parameter already has a reparameterisation.
     #[error(
         "`{path}` of the model is reparameterised already (LoRA, or a quantised weight); load into a model as it is built, and attach adapters afterwards"
     )]
@@ -119,7 +118,7 @@ fn first(names: &[String]) -> &str {
     names.first().map_or("", String::as_str)
 }
 
-/// The names that may be meant instead.
+/// Describes the unused names, one of which may have been meant.
 fn candidates(unused: &[String]) -> String {
     match unused {
         [] => String::new(),

@@ -2,7 +2,8 @@ use super::LoadError;
 use burn::store::KeyRemapper;
 use regex::Regex;
 
-/// How a checkpoint goes into a model: for [`W4A16::load_with`](super::W4A16::load_with).
+/// Options for loading a checkpoint into a model with
+/// [`W4A16::load_with`](super::W4A16::load_with).
 ///
 /// ```
 /// use burn::store::KeyRemapper;
@@ -18,8 +19,8 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Renames tensors of the files to parameters of the model, as in Burn's own stores; every
-    /// parameter needs a tensor.
+    /// Creates options with a key map, which renames tensors of the files to parameters of the
+    /// model as in Burn's own stores. Every parameter needs a tensor.
     pub fn new(keys: KeyRemapper) -> Self {
         Self {
             keys,
@@ -27,9 +28,9 @@ impl LoadOptions {
         }
     }
 
-    /// Leaves parameters as they are that the checkpoint has no tensor for and whose path matches
-    /// this or another such pattern: a regular expression, searched anywhere in the path.
-    /// [`Report::missing`](super::Report::missing) lists them.
+    /// Allows the checkpoint to have no tensor for parameters whose path matches this or another
+    /// such pattern; these parameters stay as they are. A pattern is a regular expression, searched
+    /// anywhere in the path. [`Report::missing`](super::Report::missing) lists the parameters.
     pub fn allow_missing(mut self, pattern: impl Into<String>) -> Self {
         self.missing.push(pattern.into());
         self
@@ -53,7 +54,8 @@ impl LoadOptions {
     }
 }
 
-/// The patterns of parameters that may be missing, and whether each has matched one.
+/// The patterns of parameters that may be missing, and whether each pattern has matched a
+/// parameter.
 pub(super) struct Optional(Vec<(Regex, bool)>);
 
 impl Optional {

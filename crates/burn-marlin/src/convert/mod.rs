@@ -33,29 +33,30 @@ use survey::{Candidate, Survey, Types, survey};
 /// Converts a model: every `Linear` that the patterns select gets a quantised weight, everything
 /// else stays as it is.
 ///
-/// The weight's bits are those of the spec: 4 with [`QuantSpec::int4`], 8 with [`QuantSpec::int8`],
+/// The spec sets the bits of a weight: 4 with [`QuantSpec::int4`], 8 with [`QuantSpec::int8`],
 /// which makes W8A16 layers.
 ///
 /// The model's type does not change. Each converted weight keeps its place and shape, but the
-/// tensor behind it is a placeholder: one value, which is not a number, expanded to [K, N]. The
-/// quantised weight is attached to it as a reparameterisation. Call [`install`](crate::install) at
-/// the start of the program, so that on CubeCL devices matmuls read the packed weight directly.
+/// tensor behind it is a placeholder: a single NaN, expanded to [K, N]. The quantised weight is
+/// attached to it as a reparameterisation. Call [`install`](crate::install) at the start of the
+/// program, so that on CubeCL devices matmuls read the packed weight directly.
 ///
 /// Patterns are regular expressions, searched anywhere in a parameter's path
 /// (`layers.0.attention.query.weight`).
 ///
-/// - `layer.weight.val()` is the dequantised weight. **What reads the parameter past `val()` reads
-///   the placeholder**: `weight.to_data()`, `into_value()`, `weight.map(..)` on the parameter
-///   itself, visitors and mappers. It is NaN, so that nothing computed from it looks right.
-/// - A record of the converted model holds the quantised weights. To load it, convert a freshly
-///   initialised model the same way first, or make it with [`unloaded`](Self::unloaded). A model
-///   that has been used (run, shown, given to `apply_lora`) is made ready by
-///   [`reset_placeholders`]: Burn refuses the record otherwise ("expected [128, 256] but record has
+/// - `layer.weight.val()` is the dequantised weight. **Code that reads the parameter without
+///   `val()` reads the placeholder**: `weight.to_data()`, `into_value()`, `weight.map(..)` on the
+///   parameter itself, visitors and mappers. The placeholder is NaN, so that no result computed
+///   from it looks right.
+/// - A record of the converted model holds the quantised weights. To load it, first convert a
+///   freshly initialised model in the same way, or make one with [`unloaded`](Self::unloaded). A
+///   model that has been used (run, shown, given to `apply_lora`) must first pass through
+///   [`reset_placeholders`]: otherwise Burn refuses the record ("expected [128, 256] but record has
 ///   [1, 1]").
-/// - A float checkpoint that is loaded into a converted model is refused, or rounded where the
-///   model has been used.
-/// - A cast, and a move to another *backend* (Flex to CUDA, say) after the first use, make a full
-///   float tensor of each placeholder: [`reset_placeholders`] frees them.
+/// - A float checkpoint that is loaded into a converted model is refused, or rounded if the model
+///   has been used.
+/// - A cast, or a move to another *backend* (Flex to CUDA, for example) after the first use, turns
+///   each placeholder into a full float tensor: [`reset_placeholders`] frees these tensors.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -71,7 +72,7 @@ pub struct W4A16 {
     spec: QuantSpec,
     include: Vec<String>,
     exclude: Vec<String>,
-    /// Layers that match a pattern get its spec; the first pattern counts.
+    /// Specs by pattern: a layer gets the spec of the first pattern that matches its path.
     specs: Vec<(String, QuantSpec)>,
     also: Vec<String>,
     sparsity: Sparsity,
@@ -83,7 +84,7 @@ pub struct W4A16 {
 pub struct SelectedLayer {
     /// Path of its weight in the model, such as `layers.0.attention.query.weight`.
     pub path: String,
-    /// The id of that parameter: parameters of one id may be one tensor.
+    /// The id of that parameter; parameters with the same id may be one tensor.
     pub id: ParamId,
     /// Input features.
     pub k: usize,
@@ -98,7 +99,7 @@ pub struct SelectedLayer {
 enum Weights {
     /// The float values, rounded.
     Rounded,
-    /// Nothing, until a record is loaded.
+    /// No values, until a record is loaded.
     Unloaded,
 }
 
@@ -122,34 +123,35 @@ impl W4A16 {
         self
     }
 
-    /// Leaves layers whose path matches; stronger than [`include`](Self::include).
+    /// Skips layers whose path matches `pattern`; takes precedence over [`include`](Self::include).
     pub fn exclude(mut self, pattern: impl Into<String>) -> Self {
         self.exclude.push(pattern.into());
         self
     }
 
-    /// Converts layers whose path matches to another spec. Of several such patterns the first that
-    /// matches counts.
+    /// Converts layers whose path matches `pattern` to another spec. If several such patterns
+    /// match, the first one applies.
     pub fn with_spec(mut self, pattern: impl Into<String>, spec: QuantSpec) -> Self {
         self.specs.push((pattern.into(), spec));
         self
     }
 
-    /// Prunes every converted layer to 2:4 before it is rounded: of every four input features of an
-    /// output feature the two weights of the largest magnitude stay. A layer that is 2:4 keeps its
-    /// weights, so that a model that was trained with its mask held loses nothing more.
+    /// Prunes every converted layer to 2:4 sparsity before it is rounded: in every four input
+    /// features of an output feature, the two weights with the largest magnitude are kept. A layer
+    /// that is already 2:4 keeps its weights, so a model that was fine-tuned with a fixed mask
+    /// loses nothing more.
     ///
-    /// On NVIDIA cards the sparse tensor cores multiply what is left, from three quarters of the
-    /// bytes; other devices hold the weights dense. K must be a multiple of 4: other layers are
-    /// left.
+    /// On NVIDIA cards the sparse tensor cores multiply the kept values, which are stored in three
+    /// quarters of the bytes; other devices hold the weights dense. K must be a multiple of 4:
+    /// other layers are skipped.
     pub fn sparse24(mut self) -> Self {
         self.sparsity = Sparsity::TwoFour;
         self
     }
 
-    /// Converts layers of another type than Burn's `Linear`, too: one with a field `weight` [K, N]
-    /// that it multiplies activations [.., K] with, as `Linear` does. Types are distinguished only
-    /// by name, without their path.
+    /// Also converts layers of type `T`, which must have a field `weight` [K, N] and multiply
+    /// activations [.., K] with it, as Burn's `Linear` does. Types are distinguished only by name,
+    /// without their path.
     pub fn also<T: Module>(mut self) -> Self {
         let name = std::any::type_name::<T>();
         let name = name.split('<').next().unwrap_or(name);
@@ -158,7 +160,7 @@ impl W4A16 {
         self
     }
 
-    /// Makes it an error if a linear layer that no pattern leaves out cannot be converted, or if a
+    /// Makes it an error if a linear layer that the patterns select cannot be converted, or if a
     /// pattern matches no linear layer.
     pub fn strict(mut self) -> Self {
         self.strict = true;
@@ -169,18 +171,18 @@ impl W4A16 {
     /// the next is rounded.
     ///
     /// # Errors
-    /// A pattern that is no regular expression, or a weight with values that are not finite; with
-    /// [`strict`](Self::strict) its conditions. The error returns the model.
+    /// A pattern is not a valid regular expression, or a weight has values that are not finite;
+    /// with [`strict`](Self::strict), also its conditions. The error returns the model.
     pub fn quantize<M: Module>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Rounded, &mut |_| None)
     }
 
-    /// Converts as [`quantize`](Self::quantize) does, with values that were chosen otherwise:
-    /// `weights` is called with the path of each [selected](Self::select) layer, and one for which
-    /// it returns none is rounded.
+    /// Converts as [`quantize`](Self::quantize) does, with weights that were quantised by other
+    /// means: `weights` is called with the path of each [selected](Self::select) layer, and a layer
+    /// for which it returns `None` is rounded.
     ///
     /// # Errors
-    /// As [`quantize`](Self::quantize); [`Error::WeightShape`].
+    /// The errors of [`quantize`](Self::quantize), and [`Error::WeightShape`].
     pub fn quantize_with<M: Module>(
         &self,
         model: M,
@@ -189,10 +191,10 @@ impl W4A16 {
         self.convert(model, Weights::Rounded, &mut weights)
     }
 
-    /// The layers that [`quantize`](Self::quantize) would convert, in the model's order.
+    /// Returns the layers that [`quantize`](Self::quantize) would convert, in the model's order.
     ///
     /// # Errors
-    /// As [`quantize`](Self::quantize).
+    /// The errors of [`quantize`](Self::quantize).
     pub fn select<M: Module>(&self, model: &M) -> Result<Vec<SelectedLayer>, Error> {
         let found = survey(
             model,
@@ -231,13 +233,13 @@ impl W4A16 {
         Ok(layers.collect())
     }
 
-    /// Makes of a model one that [`quantize`](Self::quantize) could have made, without reading its
-    /// weights: to load the record of a converted model into. What it computes is NaN until then.
+    /// Converts a model without reading its weights, so that the record of a converted model can be
+    /// loaded into it. Its outputs are NaN until then.
     ///
-    /// The record decides on each layer's format.
+    /// The record determines each layer's format.
     ///
     /// # Errors
-    /// As [`quantize`](Self::quantize), but for values.
+    /// The errors of [`quantize`](Self::quantize), except those for values.
     pub fn unloaded<M: Module>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Unloaded, &mut |_| None)
     }
@@ -336,7 +338,7 @@ impl W4A16 {
         model: &M,
         weights: Weights,
     ) -> Result<Choices, Error> {
-        // Patterns choose among linear layers: one that matches none of them does nothing.
+        // Patterns select among linear layers: a pattern that matches none of them has no effect.
         let linear = |candidate: &&Candidate| candidate.left != Some(LeftReason::NotLinear);
         let matches_none = |pattern: &&Regex| {
             !found
@@ -384,7 +386,7 @@ impl W4A16 {
         self.refused(left, &report.unmatched)
     }
 
-    /// The layers and patterns that a strict conversion does not accept.
+    /// Returns the error for the layers and patterns that a strict conversion does not accept.
     fn refused(
         &self,
         left: impl Iterator<Item = (String, LeftReason)>,
@@ -400,8 +402,8 @@ impl W4A16 {
 
 /// The choices for a model's parameters.
 struct Choices {
-    /// In the order of the survey.
+    /// The choice for each candidate, in the order of the survey.
     layers: Vec<Choice>,
-    /// Patterns that match none of them.
+    /// Patterns that match no linear layer.
     unmatched: Vec<String>,
 }

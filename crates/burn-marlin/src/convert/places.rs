@@ -1,4 +1,4 @@
-//! The tensors of a model as a checkpoint of PyTorch names and shapes them.
+//! The parameters of a model with the names and shapes that they have in a PyTorch checkpoint.
 
 use crate::QuantizedWeight;
 use crate::weight::REPARAMETERIZATION;
@@ -15,7 +15,7 @@ pub(super) enum Kind {
     Float,
     Int,
     Bool,
-    /// A quantised weight, [`QuantLinear`](crate::QuantLinear)'s for example.
+    /// A quantised weight, such as that of a [`QuantLinear`](crate::QuantLinear).
     Quantized,
 }
 
@@ -24,26 +24,26 @@ pub(super) enum Kind {
 pub(super) struct Place {
     /// Its path, such as `layers.0.attention.query.weight`, with the variants of enums.
     pub path: String,
-    /// The same as PyTorch writes it: without the variants, and with `weight` and `bias` for Burn's
-    /// `gamma` and `beta` of norms.
+    /// The path as PyTorch writes it: without the variants of enums, and with `weight` and `bias`
+    /// for Burn's `gamma` and `beta` of norms.
     pub name: String,
     pub kind: Kind,
-    /// Shape of the value; [K, N] of a linear layer's weight, quantised or not.
+    /// Shape of the value; [K, N] for a linear layer's weight, quantised or not.
     pub shape: Vec<usize>,
-    /// True if it is the weight of Burn's `Linear`: a file has it as [N, K].
+    /// True if it is the weight of Burn's `Linear`: files hold it as [N, K].
     pub linear: bool,
     /// True if records hold it transposed (`LinearLayout::Col`).
     pub column_layout: bool,
     /// True if a reparameterisation is attached: LoRA, or a quantised weight.
     pub reparameterized: bool,
-    /// The dtype that it has, or will have when it is first used; of a quantised weight that of its
-    /// activations.
+    /// The dtype that the parameter has, or will have when it is first used; for a quantised
+    /// weight, the dtype of its activations.
     pub dtype: DType,
     pub device: Device,
 }
 
 impl Place {
-    /// The shape in a file.
+    /// The parameter's shape in a file.
     pub fn file_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if self.linear || self.kind == Kind::Quantized {
@@ -53,12 +53,12 @@ impl Place {
     }
 }
 
-/// Every parameter of a model, in the model's order. Lazy ones stay lazy.
+/// Returns every parameter of a model, in the model's order. Lazy parameters stay lazy.
 pub(super) fn places<M: Module>(model: &M) -> Vec<Place> {
     let mut visitor = Visitor::default();
     QuantizedWeight::collecting(|| model.visit(&mut visitor));
     let mut places = visitor.places;
-    // Not those of quantised weights, whose parameters are placeholders.
+    // Parameters under quantised weights are excluded: they are placeholders.
     let linear = places
         .iter_mut()
         .filter(|place| place.linear && !place.reparameterized);
@@ -69,7 +69,7 @@ pub(super) fn places<M: Module>(model: &M) -> Vec<Place> {
     places
 }
 
-/// `name` with every pattern of a key map applied, as Burn's stores do.
+/// Applies every pattern of a key map to `name`, as Burn's stores do.
 pub(super) fn remapped(keys: &KeyRemapper, name: &str) -> String {
     keys.patterns
         .iter()
@@ -134,7 +134,7 @@ const DTYPES: [(DType, Dtype); 12] = [
     (DType::U8, Dtype::U8),
 ];
 
-/// Burn's name of a dtype; `None` if it has none.
+/// Converts a file's dtype to Burn's; `None` if Burn has no such dtype.
 pub(super) fn burn_dtype(dtype: Dtype) -> Option<DType> {
     if dtype == Dtype::BOOL {
         return Some(DType::Bool(BoolStore::Native));
@@ -145,7 +145,7 @@ pub(super) fn burn_dtype(dtype: Dtype) -> Option<DType> {
         .map(|(of_burn, _)| *of_burn)
 }
 
-/// The dtype of a file that holds values of Burn's; `None` if there is none.
+/// Converts Burn's dtype to a file's; `None` if files have no such dtype.
 pub(super) fn file_dtype(dtype: DType) -> Option<Dtype> {
     if dtype == DType::Bool(BoolStore::Native) {
         return Some(Dtype::BOOL);
@@ -161,14 +161,15 @@ struct Visitor {
     /// Name and container of every module entered.
     stack: Vec<(String, String)>,
     places: Vec<Place>,
-    /// Entered reparameterisations: tensors inside them are not the model's own.
+    /// The number of reparameterisations entered: tensors inside them are not the model's own.
     inside: usize,
-    /// The depth of the stack at which the quantised weight began whose tensors are visited.
+    /// The depth of the stack at which the current quantised weight began, while its tensors are
+    /// visited.
     weight: Option<usize>,
 }
 
 impl Visitor {
-    /// `default` is the dtype of a parameter that has no value yet.
+    /// Adds a parameter; `default` returns the dtype of a parameter that has no value yet.
     fn add<const D: usize, K: Basic>(
         &mut self,
         param: &Param<Tensor<D, K>>,
@@ -211,7 +212,7 @@ impl Visitor {
         });
     }
 
-    /// The stack has the first tensor of the weight on top.
+    /// Adds a quantised weight; the top of the stack is its first tensor.
     fn add_weight(&mut self, weight: &QuantizedWeight) {
         let depth = self.stack.len().saturating_sub(1);
         self.weight = Some(depth);
@@ -277,7 +278,8 @@ impl ModuleVisitor for Visitor {
     }
 }
 
-/// Finds the weights that records hold transposed. Only the tensor of a record shows it.
+/// Finds the weights that records hold transposed. The layout shows only when a tensor is loaded
+/// into the parameter.
 struct Layouts<'a> {
     path: Vec<String>,
     /// Weights of linear layers, by their paths.

@@ -8,27 +8,28 @@ use std::fmt;
 
 /// The outcome of a conversion for every layer.
 ///
-/// `{}` is short: totals, the outcome for linear layers, and the reasons why some were left. `{:#}`
-/// is a table of every layer. [`Serialize`] and [`to_json`](Self::to_json) have all of it for
-/// programs.
+/// `{}` prints a summary: totals, the outcome for linear layers, and the reasons why some were
+/// skipped. `{:#}` prints a table of every layer. [`Serialize`] and [`to_json`](Self::to_json) give
+/// the full report to programs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
     /// Every parameter of two dimensions or more, in the model's order.
     pub layers: Vec<LayerReport>,
-    /// Patterns that match no linear layer; of [`LoadOptions`](super::LoadOptions), no parameter.
+    /// Patterns that match no linear layer; for patterns of [`LoadOptions`](super::LoadOptions), no
+    /// parameter.
     pub unmatched: Vec<String>,
-    /// Bytes of all float parameters before.
+    /// Bytes of all float parameters before the conversion.
     pub model_bytes: usize,
-    /// Of a checkpoint that was [loaded](crate::W4A16::load_with): paths of parameters that it has
-    /// no tensor for, and that are as they were.
+    /// Paths of parameters for which a [loaded](crate::W4A16::load_with) checkpoint has no tensor;
+    /// they keep their values.
     pub missing: Vec<String>,
-    /// Of a checkpoint that was [loaded](crate::W4A16::load): tensors and layers that the model has
-    /// no parameter for, as the files name them.
+    /// Tensors and layers of a [loaded](crate::W4A16::load) checkpoint for which the model has no
+    /// parameter, as named in the files.
     pub unused: Vec<String>,
 }
 
 impl Report {
-    /// Linear layers that now have a quantised weight.
+    /// The number of linear layers that now have a quantised weight.
     pub fn quantized(&self) -> usize {
         self.layers
             .iter()
@@ -36,12 +37,12 @@ impl Report {
             .count()
     }
 
-    /// Linear layers that stayed as they were.
+    /// The number of linear layers that were skipped.
     pub fn left(&self) -> usize {
         self.linear().count() - self.quantized()
     }
 
-    /// Layers with weights too small for the dtype of their scales.
+    /// Returns the layers with weights too small for the dtype of their scales.
     pub fn underflowing(&self) -> impl Iterator<Item = &LayerReport> {
         self.layers.iter().filter(|layer| {
             matches!(
@@ -54,15 +55,15 @@ impl Report {
         })
     }
 
-    /// The linear layers.
+    /// Returns the linear layers.
     pub fn linear(&self) -> impl Iterator<Item = &LayerReport> {
         self.layers
             .iter()
             .filter(|layer| layer.outcome != Outcome::Left(LeftReason::NotLinear))
     }
 
-    /// Bytes of the converted layers' weights before and after; weights that layers share count
-    /// once.
+    /// Bytes of the converted layers' weights before and after the conversion; weights that layers
+    /// share count once.
     pub fn converted_bytes(&self) -> [usize; 2] {
         self.layers
             .iter()
@@ -76,8 +77,8 @@ impl Report {
             })
     }
 
-    /// Bytes of the model's float parameters before, and of these and the quantised weights after;
-    /// weights that layers share count once.
+    /// Bytes of the model before and after the conversion: of its float parameters, and of the
+    /// remaining float parameters and the quantised weights. Weights that layers share count once.
     pub fn total_bytes(&self) -> [usize; 2] {
         let shared = |layer: &&LayerReport| {
             matches!(
@@ -99,9 +100,9 @@ impl Report {
         [before, before - float + quantized]
     }
 
-    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and its outcome, how many are
-    /// `underflowing`, `unmatched` patterns, `missing` parameters, `unused` tensors, and the
-    /// totals.
+    /// Returns the report as JSON: `layers`, each with `path`, `shape`, `float_bytes` and its
+    /// outcome, the number of `underflowing` layers, `unmatched` patterns, `missing` parameters,
+    /// `unused` tensors, and the totals.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self)
             .unwrap_or_else(|error| unreachable!("strings and numbers are JSON: {error}"))
@@ -121,7 +122,7 @@ pub struct LayerReport {
     pub outcome: Outcome,
 }
 
-/// Changed, or left and why.
+/// The outcome of a conversion for one layer: quantised, or skipped for a reason.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// The layer has a quantised weight.
@@ -129,23 +130,25 @@ pub enum Outcome {
         /// The format that it was rounded to. A device without sparse tensor cores holds a 2:4
         /// weight dense.
         format: WeightFormat,
-        /// Its bytes on the device.
+        /// Bytes of the weight on the device.
         size_bytes: usize,
-        /// The kernel that runs it with one row of activations, and why.
+        /// The kernel that runs the layer with one row of activations, and the reason for the
+        /// choice.
         plan: Plan,
-        /// Path of the layer whose weight it is too, where the two were one tensor before.
+        /// Path of the layer that shares this weight, if the two weights were one tensor before.
         shared_with: Option<String>,
-        /// The groups of its columns that are rounded with a larger error than that of the bits, or
-        /// to 0, since their scales are too small for their dtype
+        /// The number of groups that are rounded to 0, or with a larger error than the bits cause,
+        /// because their scales are too small for the scale dtype
         /// ([`PlainWeight::underflows`](marlin_format::PlainWeight::underflows)).
         underflows: usize,
     },
-    /// The layer is as it was.
+    /// The layer was skipped and is unchanged.
     Left(LeftReason),
 }
 
 impl Outcome {
-    /// The report of the layer at a path that now has `weight`; it is also logged at debug level.
+    /// Returns the outcome for the layer at `path` that now has `weight`, and logs it at debug
+    /// level.
     pub(super) fn quantized(
         path: &str,
         weight: &QuantizedWeight,
@@ -164,7 +167,7 @@ impl Outcome {
         }
     }
 
-    /// The same with so many groups whose scales underflow.
+    /// Sets the number of groups whose scales underflow.
     pub(super) fn with_underflows(mut self, count: usize) -> Self {
         if let Self::Quantized { underflows, .. } = &mut self {
             *underflows = count;
@@ -173,7 +176,7 @@ impl Outcome {
     }
 }
 
-/// The reason why a layer was left.
+/// The reason why a layer was skipped.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeftReason {
     /// Not the weight of Burn's `Linear`: an embedding, a convolution, a parameter of another
@@ -181,11 +184,10 @@ pub enum LeftReason {
     NotLinear,
     /// The weight of a type named `Linear` that is not Burn's, and may store it [N, K].
     OtherLinear,
-    /// The weight of a `Linear`, which the checkpoint that was [loaded](crate::W4A16::load) holds
-    /// in float.
+    /// The weight of a `Linear` that the [loaded](crate::W4A16::load) checkpoint holds in float.
     FloatInCheckpoint,
-    /// The weight of a `Linear`, which the checkpoint that was [loaded](crate::W4A16::load_with)
-    /// does not hold.
+    /// The weight of a `Linear` that the [loaded](crate::W4A16::load_with) checkpoint does not
+    /// hold.
     NotInCheckpoint,
     /// An excluding pattern matches its path.
     Excluded {
@@ -197,9 +199,9 @@ pub enum LeftReason {
     /// Its weight is already quantised by Burn.
     AlreadyQuantized,
     /// Another reparameterisation is attached, LoRA or an earlier conversion; a parameter takes
-    /// one.
+    /// only one.
     Reparameterized,
-    /// No quantised weight has its shape.
+    /// The parameter has a shape that no quantised weight can have.
     Shape {
         /// The cause.
         error: FormatError,
@@ -207,7 +209,7 @@ pub enum LeftReason {
 }
 
 impl LeftReason {
-    /// Returns true if the caller asked for it.
+    /// Returns true if the reason is expected: a strict conversion accepts the layer.
     pub(super) fn is_wanted(&self) -> bool {
         matches!(
             self,
@@ -320,7 +322,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// A line for each layer.
+    /// Writes one line for each layer.
     fn write_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self
             .layers
@@ -345,8 +347,8 @@ impl Report {
         Ok(())
     }
 
-    /// A line for linear layers that became the same and whose paths differ in nothing but
-    /// consecutive numbers, and one for everything else.
+    /// Writes one line for each run of linear layers with the same outcome whose paths differ only
+    /// in consecutive numbers, and one line for all other parameters.
     fn write_runs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let describe = |layer: &LayerReport| {
             (

@@ -1,4 +1,4 @@
-//! Placeholders in their state after the conversion.
+//! Resetting of placeholders to their state after the conversion.
 
 use super::ConvertError;
 use super::survey::{Types, survey};
@@ -15,9 +15,9 @@ use std::collections::{HashMap, HashSet};
 /// the layers' specs, and freed. The other weights stay as they are.
 ///
 /// # Errors
-/// [`Error::Layer`] names the first layer that float values were loaded into which cannot be
-/// rounded: values that are not finite, or scales too large for the dtype of the layer's scales.
-/// The error returns the model as it was: that layer computes with its float values.
+/// [`Error::Layer`] names the first layer whose loaded float values cannot be rounded: the values
+/// are not finite, or a scale is too large for the dtype of the layer's scales. The error returns
+/// the model as it was, and that layer computes with its float values.
 pub fn reset_placeholders<M: Module>(model: M) -> Result<M, ConvertError<M>> {
     let converted = survey(
         &model,
@@ -54,9 +54,9 @@ struct Loaded<'a> {
     /// Paths of converted weights.
     converted: &'a HashSet<String>,
     path: Vec<String>,
-    /// Path and float values of the parameter before, whose weight is visited next.
+    /// Path and float values of the previous parameter, whose quantised weight is visited next.
     values: Option<(String, Tensor<2>)>,
-    /// The weights for such values, by the paths of the parameters.
+    /// The weights rounded from loaded values, by the paths of the parameters.
     weights: HashMap<String, QuantizedWeight>,
     /// The first layer whose values cannot be rounded.
     failed: Option<Error>,
@@ -96,14 +96,14 @@ impl ModuleVisitor for Loaded<'_> {
     }
 }
 
-/// Puts new placeholders into the parameters of converted layers, and weights in the place of
-/// loaded values.
+/// Puts new placeholders into the parameters of converted layers, and replaces the weights of
+/// layers that values were loaded into.
 struct Reset {
     /// Paths of converted weights.
     converted: HashSet<String>,
-    /// The weights for float values, by the paths of the parameters that have these.
+    /// The weights rounded from loaded values, by the paths of the parameters.
     weights: HashMap<String, QuantizedWeight>,
-    /// Of these the one for the parameter before, whose weight is mapped next.
+    /// The new weight for the previous parameter, whose quantised weight is mapped next.
     replacement: Option<QuantizedWeight>,
     path: Vec<String>,
 }
@@ -123,7 +123,8 @@ impl ModuleMapper for Reset {
             return param;
         }
         let path = self.path.join(".");
-        // The weight offers its float parameter at the same path.
+        // The attached weight offers its float parameter at the same path, which must not match
+        // again.
         if !param.is_initialized() || !self.converted.remove(&path) {
             return param;
         }

@@ -1,4 +1,4 @@
-//! Which parameters a conversion selects, and the spec of each.
+//! The selection of parameters for a conversion, and the spec of each.
 
 use super::survey::Candidate;
 use super::{LeftReason, W4A16, Weights};
@@ -8,12 +8,12 @@ use regex::Regex;
 
 /// The choice for one parameter.
 pub(super) enum Choice {
-    /// To this spec, or to one that is chosen when its K is known.
+    /// Convert to this spec; with `None`, to a spec that is chosen when the weight's K is known.
     Convert(Option<QuantSpec>),
     Left(LeftReason),
 }
 
-/// The rules of a [`W4A16`] by path, with the patterns compiled.
+/// The rules of a [`W4A16`], with compiled patterns.
 pub(super) struct Rules {
     include: Vec<Regex>,
     exclude: Vec<Regex>,
@@ -80,7 +80,8 @@ impl Rules {
         if let Some(reason) = left {
             return Choice::Left(reason.clone());
         }
-        // A weight that is still lazy may be stored transposed: its K is known when its turn comes.
+        // A weight that is still lazy may be stored transposed: its K is known only when it is
+        // converted.
         if weights == Weights::Unloaded {
             return Choice::Convert(None);
         }

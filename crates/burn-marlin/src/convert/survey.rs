@@ -19,7 +19,7 @@ pub(super) struct Candidate {
     pub left: Option<LeftReason>,
 }
 
-/// A model's parameters.
+/// The result of a survey of a model's parameters.
 pub(super) struct Survey {
     /// Every candidate, in the model's order.
     pub candidates: Vec<Candidate>,
@@ -33,11 +33,11 @@ pub(super) struct Survey {
 pub(super) struct Types<'a> {
     /// Types besides Burn's `Linear` whose `weight` is [K, N].
     pub also: &'a [String],
-    /// True if lazy parameters are given their values.
+    /// True if lazy parameters are initialised.
     pub initialize: bool,
 }
 
-/// Every candidate of a model, in the model's order.
+/// Collects the candidates of a model, in the model's order.
 pub(super) fn survey<M: Module>(model: &M, types: Types<'_>) -> Survey {
     let mut visitor = Visitor {
         types,
@@ -59,12 +59,13 @@ impl Survey {
     }
 }
 
-/// The source code that a type's `#[derive(Module)]` stands in: every visitor of a value of the
-/// type is called from there, so that it tells types of one name apart. Where the compiler leaves
-/// locations out (`-Z location-detail=none`), only names do.
+/// The source location of a type's `#[derive(Module)]`. Every visitor of a value of the type is
+/// called from there, so the location distinguishes types with the same name. If the compiler
+/// leaves locations out (`-Z location-detail=none`), only names distinguish types.
 type DerivedAt = &'static Location<'static>;
 
-/// Where Burn's `Linear` is derived: the same for every layer, so it is found once.
+/// Returns the source location where Burn's `Linear` is derived. It is the same for every layer, so
+/// it is found once.
 fn burn_linear(device: &Device) -> Option<DerivedAt> {
     static FOUND: OnceLock<Option<DerivedAt>> = OnceLock::new();
     struct Caller(Option<DerivedAt>);
@@ -76,7 +77,7 @@ fn burn_linear(device: &Device) -> Option<DerivedAt> {
     }
     *FOUND.get_or_init(|| {
         let mut caller = Caller(None);
-        // Its weight is never drawn.
+        // The layer's weight is lazy and never initialised.
         LinearConfig::new(1, 1)
             .with_bias(false)
             .init(device)
@@ -89,9 +90,9 @@ fn burn_linear(device: &Device) -> Option<DerivedAt> {
 struct Entered {
     /// The name of the field, or the index.
     name: String,
-    /// The kind and name of the type that has it, such as `Struct:Linear`.
+    /// The kind and name of the type that contains the module, such as `Struct:Linear`.
     container: String,
-    /// Where that type is derived.
+    /// The source location where that type is derived.
     derived_at: DerivedAt,
 }
 
@@ -99,7 +100,7 @@ struct Visitor<'a> {
     types: Types<'a>,
     /// Every module entered.
     stack: Vec<Entered>,
-    /// Entered reparameterisations: nothing inside them is a layer of the model.
+    /// The number of reparameterisations entered: nothing inside them is a layer of the model.
     inside: usize,
     found: Survey,
 }
@@ -141,8 +142,8 @@ impl ModuleVisitor for Visitor<'_> {
             return;
         }
         let (shape, dtype) = if self.types.initialize || param.is_initialized() {
-            // Of any rank: a bias that is first drawn in the middle of a layer would keep it from
-            // being fused.
+            // Parameters of any rank are initialised here: a bias that is first initialised in the
+            // middle of a layer would keep the layer from being fused.
             let base = param.base();
             (base.dims().to_vec(), base.dtype())
         } else {
@@ -185,8 +186,8 @@ impl Visitor<'_> {
             .join(".")
     }
 
-    /// Returns the reason why the field `weight` of a type is left; `None` if it is the weight of a
-    /// linear layer.
+    /// Returns the reason why the field `weight` of a type is skipped; `None` if it is the weight
+    /// of a linear layer.
     fn left(&self, field: &Entered, device: &Device, dtype: DType) -> Option<LeftReason> {
         let Some(name) = field.container.strip_prefix("Struct:") else {
             return Some(LeftReason::NotLinear);
@@ -201,8 +202,8 @@ impl Visitor<'_> {
         matches!(dtype, DType::QFloat(_)).then_some(LeftReason::AlreadyQuantized)
     }
 
-    /// A linear layer [K, N] has N biases: one with another count is of a type that stores its
-    /// weight otherwise.
+    /// Checks the weight [K, N] of a layer against its bias: if the bias does not have N values,
+    /// the layer is of a type that stores its weight in another form.
     fn expect_bias(&mut self, path: &str, length: usize) {
         let Some(layer) = path.strip_suffix(".bias") else {
             return;

@@ -1,8 +1,8 @@
 //! The fusion provider: in unmodified models, it claims every matmul whose weight is a dequantised
-//! weight, and launches the kernel on the packed weight in their place.
+//! weight, and launches the kernel on the packed weight instead.
 //!
-//! Patterns that it does not recognise run unfused: the weight is dequantised for the call. Slower,
-//! never wrong.
+//! Patterns that it does not recognise run unfused: the weight is dequantised for the call, which
+//! is slower, but never wrong.
 
 #[cfg(feature = "cubecl-runtime")]
 mod fuser;
@@ -41,12 +41,12 @@ pub fn install() -> Result<(), Error> {
     Ok(())
 }
 
-/// Launches the operations queued on the tensor's stream, so that those which follow begin a block
-/// of their own.
+/// Launches the operations queued on the tensor's stream, so that the operations that follow begin
+/// a block of their own.
 ///
 /// The operation that produces the activations would otherwise keep its block open, the
 /// dequantisation would open a second one, and a matmul that reads from two blocks fuses with
-/// neither. The wait is for the launches, not for the device.
+/// neither. The call waits for the launches, not for the device.
 pub(crate) fn start_block(tensor: &Tensor<2>) {
     #[cfg(feature = "cubecl-runtime")]
     if INSTALLED.load(Ordering::Relaxed)

@@ -11,7 +11,7 @@ use burn_fusion::stream::{Context, ScalarId};
 use marlin_format::{WeightDescriptor, WeightFormat};
 use marlin_kernels::Epilogue;
 
-/// A linear layer that was recognised: one launch on the packed weight.
+/// A recognised linear layer, which runs as one launch on the packed weight.
 pub(super) struct FusedLinear {
     pattern: Pattern,
 }
@@ -21,7 +21,8 @@ impl FusedLinear {
         Self { pattern }
     }
 
-    /// Launches; `None` if the operations are not what the kernel takes, with nothing consumed.
+    /// Launches the kernel. Returns `None`, with nothing consumed, if the kernel does not take the
+    /// operations.
     fn launch(&self, context: &mut Context<CubeFusionHandle>) -> Option<()> {
         let Pattern {
             dequantize,
@@ -52,7 +53,7 @@ impl FusedLinear {
         let weight = weight
             .try_map(|_, input| take(context, input).ok_or(()))
             .ok()?;
-        // A reshape changes nothing that the kernel looks at: it sees rows of K.
+        // A reshape makes no difference to the kernel, which sees only rows of K.
         let x = take(
             context,
             x_reshape
@@ -79,7 +80,7 @@ fn shape_of(context: &Context<CubeFusionHandle>, tensor: &TensorIr) -> Option<Ve
         .map(|tensor| tensor.shape.to_vec())
 }
 
-/// The value of a scalar, which is a number among the context's in relative form.
+/// Returns the value of a scalar, which in relative form is the id of one of the context's scalars.
 fn scalar_of(context: &Context<CubeFusionHandle>, scalar: &ScalarIr) -> Option<u64> {
     let ScalarIr::UInt(value) = *scalar else {
         return None;

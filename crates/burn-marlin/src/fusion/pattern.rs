@@ -17,19 +17,20 @@ pub(super) struct Pattern {
     pub matmul: Option<MatmulOpIr>,
     pub bias_reshape: Option<ShapeOpIr>,
     pub add: Option<BinaryOpIr>,
-    /// Operations covered so far by a complete pattern: up to the matmul, or up to the bias.
+    /// The number of operations covered so far by a complete pattern: up to the matmul, or up to
+    /// the bias.
     pub covered: usize,
 }
 
 impl Pattern {
-    /// Takes one more operation; `false` where it does not belong to the pattern.
+    /// Takes one more operation; returns false if it does not belong to the pattern.
     pub fn accept(&mut self, operation: &OperationIr, position: usize) -> bool {
         match operation {
             OperationIr::Custom(op) if op.id == DEQUANTIZE && self.dequantize.is_none() => {
                 self.dequantize = Some(op.clone());
                 true
             }
-            // Anything else cannot begin a pattern.
+            // No other operation can begin a pattern.
             _ if self.dequantize.is_none() => false,
             OperationIr::BaseFloat(BaseOperationIr::Reshape(op)) => self.accept_reshape(op),
             OperationIr::Float(_, FloatOperationIr::Matmul(op)) if self.matmul.is_none() => {
@@ -74,8 +75,8 @@ impl Pattern {
     }
 
     fn accept_matmul(&mut self, op: &MatmulOpIr, position: usize) -> bool {
-        // The weight must die here: another reader needs it dequantised. One weight serves all
-        // leading dimensions.
+        // This must be the last use of the weight: another reader needs it dequantised. One weight
+        // serves all leading dimensions.
         let rank = op.rhs.shape.rank();
         let one_weight = op.rhs.status == TensorStatus::ReadWrite
             && rank >= 2
@@ -124,7 +125,7 @@ impl Pattern {
     }
 }
 
-/// Returns true if a reshape only puts extents of 1 in front.
+/// Returns true if a reshape only adds leading dimensions of extent 1.
 fn is_unsqueezed(op: &ShapeOpIr) -> bool {
     let (from, to) = (&op.input.shape, &op.out.shape);
     let Some(added) = to.rank().checked_sub(from.rank()) else {

@@ -15,7 +15,7 @@ thread_local! {
     static RENEWED: RefCell<Option<Placeholder>> = const { RefCell::new(None) };
 }
 
-/// Holds as long as a placeholder has not been read.
+/// A reference that is valid as long as a placeholder has not been read.
 type Unread = Weak<()>;
 
 /// The state that an attached weight keeps about its parameter.
@@ -24,8 +24,8 @@ pub(super) struct Attached {
     /// Path of the parameter in the model that was converted.
     path: Arc<str>,
     unread: Unread,
-    /// The number of times float values were loaded into a parameter of this one's family of
-    /// clones, and that number when it was last read.
+    /// The number of times that float values were loaded into the parameter or a clone of it;
+    /// `seen` is the number at the last check.
     loads: Arc<AtomicU64>,
     seen: u64,
     /// The contents of the parameter: determined at the first use after a traversal that may have
@@ -38,9 +38,10 @@ pub(super) struct Attached {
 enum Base {
     /// The placeholder.
     Placeholder,
-    /// Values that were loaded or mapped into it since, rounded to the weight's spec.
+    /// Values that were loaded or mapped into the parameter later, rounded to the weight's spec.
     Rounded(Box<QuantizedWeight>),
-    /// Such values, which no weight of that spec can hold.
+    /// Values that were loaded or mapped into the parameter later, and that no weight of that spec
+    /// can hold.
     Float,
 }
 
@@ -56,8 +57,8 @@ impl Attached {
         }
     }
 
-    /// The number of elements that the parameter counts for: its placeholder counts as one until it
-    /// is read.
+    /// The number of elements that the parameter counts as: a placeholder counts as one until it is
+    /// read.
     pub fn elements(&self, all: usize) -> usize {
         if self.unread.strong_count() > 0 {
             1
@@ -66,7 +67,8 @@ impl Attached {
         }
     }
 
-    /// After a mapper; `loaded` where it gave the weight, and the placeholder with it.
+    /// Returns the state after a mapper. `loaded` is true if the mapper gave the weight, and with
+    /// it the placeholder.
     pub fn traversed(&self, loaded: bool) -> Self {
         if let Some(renewed) = RENEWED.take() {
             return Self::new(self.path.clone(), &renewed);
@@ -86,8 +88,8 @@ impl Attached {
         }
     }
 
-    /// After a move: the parameter's contents are unchanged, but the weight rounded from them is on
-    /// another device.
+    /// Returns the state after a move: the parameter's contents are unchanged, but the weight
+    /// rounded from them is on another device.
     pub fn moved(&self) -> Self {
         if let Some(Base::Placeholder) = self.base.get() {
             self.clone()
@@ -96,7 +98,7 @@ impl Attached {
         }
     }
 
-    /// Of a parameter that may hold anything.
+    /// Returns the state for a parameter whose contents are not known.
     pub fn unknown(&self) -> Self {
         Self {
             seen: self.loads.load(Ordering::Relaxed),
@@ -112,11 +114,11 @@ struct Placeholder {
     loads: Arc<AtomicU64>,
 }
 
-/// A parameter of the weight's shape [K, N] that holds one value, which is not a number, and that
-/// value where it is recorded.
+/// Creates a parameter of the weight's shape [K, N] that holds a single NaN. A record holds only
+/// that one value.
 ///
-/// It is lazy: until it is first read it costs nothing to move and a record can be loaded into it.
-/// Its mappers let other values pass: the weight that
+/// The parameter is lazy: until it is first read, it costs nothing to move, and a record can be
+/// loaded into it. Its mappers let other values pass: the weight that
 /// [`Module::materialize`](burn::module::Module::materialize) leaves in its place is saved whole.
 fn placeholder<const D: usize>(
     id: ParamId,
@@ -145,7 +147,7 @@ fn placeholder<const D: usize>(
             return tensor.expand(Shape::new(shape));
         }
         loads.fetch_add(1, Ordering::Relaxed);
-        // Of a single value a record is no smaller than the placeholder.
+        // For shape [1, 1], the size of a record does not distinguish a placeholder from a weight.
         if shape == [1, 1] {
             tensor
         } else {
@@ -158,8 +160,8 @@ fn placeholder<const D: usize>(
     (param, known)
 }
 
-/// Returns true if a tensor holds no weight: not a number throughout, or, where Burn has quantised
-/// it, one value throughout.
+/// Returns true if a tensor holds no weight: all of its values are NaN or, if Burn has quantised
+/// it, equal.
 fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
     let quantized = matches!(tensor.dtype(), DType::QFloat(_));
     let tensor = if quantized {
@@ -168,7 +170,7 @@ fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
         tensor.clone()
     }
     .detach();
-    // A row tells most weights from a placeholder.
+    // One row distinguishes most weights from a placeholder.
     let Ok(row) = tensor.clone().slice_dim(0, 0..1).try_into_vec_as::<f32>() else {
         return false;
     };
@@ -191,8 +193,8 @@ fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
             .is_ok_and(|all| all)
 }
 
-/// Loaded values that no placeholder equals: of a weight that is not a number throughout, one
-/// becomes infinite. It cannot be rounded either way.
+/// Makes loaded values differ from a placeholder: if all of them are NaN, one becomes infinite.
+/// Such a weight cannot be rounded either way.
 fn distinct<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if matches!(tensor.dtype(), DType::QFloat(_)) || !is_placeholder(&tensor) {
         return tensor;
@@ -202,8 +204,8 @@ fn distinct<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
 }
 
 impl QuantizedWeight {
-    /// The weight attached in place of the parameter at a path, and the placeholder that the
-    /// parameter becomes.
+    /// Attaches the weight to the parameter at a path. Returns the placeholder that replaces the
+    /// parameter, and the attached weight.
     pub(crate) fn attach<const D: usize>(
         mut self,
         path: &str,
@@ -216,7 +218,7 @@ impl QuantizedWeight {
         (param, self)
     }
 
-    /// The same weight by itself.
+    /// Returns the same weight, not attached to a parameter.
     pub(crate) fn detached(&self) -> Self {
         Self {
             attached: None,
@@ -224,15 +226,15 @@ impl QuantizedWeight {
         }
     }
 
-    /// The weight of this one's spec for float values [K, N] that were loaded into its parameter.
+    /// Rounds float values [K, N] that were loaded into the parameter to this weight's spec.
     ///
     /// # Errors
-    /// As [`quantize`](Self::quantize).
+    /// The errors of [`quantize`](Self::quantize).
     pub(crate) fn requantized(&self, values: Tensor<2>) -> Result<Self, Error> {
         Self::quantize(values.detach(), &self.spec())
     }
 
-    /// A new placeholder for a parameter whose attached weight is traversed next.
+    /// Returns a new placeholder for a parameter whose attached weight is traversed next.
     pub(crate) fn renew<const D: usize>(
         param: &Param<Tensor<D>>,
         dtype: DType,
@@ -243,14 +245,14 @@ impl QuantizedWeight {
         param
     }
 
-    /// Returns true if a tensor holds the values of a weight, and is no placeholder.
+    /// Returns true if a tensor holds the values of a weight and is not a placeholder.
     pub(crate) fn holds_values<const D: usize>(base: &Tensor<D>) -> bool {
         !is_placeholder(base)
     }
 
     /// Returns the contents of the parameter under this weight.
     fn base<const D: usize>(&self, base: &Tensor<D>) -> &Base {
-        // Not attached, it is used by itself: there is no parameter.
+        // A weight that is not attached has no parameter.
         let Some(attached) = &self.attached else {
             return &Base::Placeholder;
         };
@@ -278,15 +280,15 @@ impl QuantizedWeight {
     }
 }
 
-/// Attached to the weight of an ordinary `Linear`, it makes that layer a quantised one: see
-/// [`W4A16`](crate::W4A16).
+/// A quantised weight that is attached to the weight of an ordinary `Linear` makes that layer a
+/// quantised one: see [`W4A16`](crate::W4A16).
 impl Reparameterization for QuantizedWeight {
     const NAME: &'static str = "w4a16";
 
-    /// The lazy float weight. Where the fusion provider is installed, the matmul that reads it
-    /// takes the packed weight in its place and the float weight never exists.
+    /// Returns the lazy float weight. If the fusion provider is installed, the matmul that reads it
+    /// takes the packed weight instead, and the float weight never exists.
     ///
-    /// The parameter underneath is a placeholder. Float values that were loaded into it since, from
+    /// The parameter underneath is a placeholder. Float values that were loaded into it later, from
     /// a float checkpoint for example, take precedence: they are rounded to the weight's spec at
     /// the first use.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {

@@ -1,5 +1,5 @@
-//! Finding quantised weights in a model, and putting others in their place. A traversal sees the
-//! tensors of a weight, never the weight itself, which is passed through a thread-local.
+//! Finds quantised weights in a model, and replaces them. A traversal sees the tensors of a weight,
+//! never the weight itself; the weight is passed through a thread-local.
 
 use super::QuantizedWeight;
 use std::cell::RefCell;
@@ -8,14 +8,14 @@ thread_local! {
     /// True while tensors are being collected, and the weight whose tensors are visited next.
     static OFFERED: RefCell<(bool, Option<QuantizedWeight>)> = const { RefCell::new((false, None)) };
 
-    /// What takes the place of the weight whose first tensor is being mapped.
+    /// The replacement for the weight whose first tensor is being mapped.
     static REPLACEMENT: RefCell<Option<QuantizedWeight>> = const { RefCell::new(None) };
 }
 
 impl QuantizedWeight {
     /// Runs a traversal in which [`take_offered`](Self::take_offered) returns the weights.
     pub(crate) fn collecting<R>(traversal: impl FnOnce() -> R) -> R {
-        /// Collecting ends with a panic, too.
+        /// Ends the collecting, also on a panic.
         struct Reset;
         impl Drop for Reset {
             fn drop(&mut self) {
@@ -27,24 +27,24 @@ impl QuantizedWeight {
         traversal()
     }
 
-    /// The weight whose first tensor is being visited; `None` for its others, and everything that
-    /// is none of a weight's.
+    /// Returns the weight whose first tensor is being visited; `None` for its other tensors, and
+    /// for parameters that do not belong to a weight.
     pub(crate) fn take_offered() -> Option<Self> {
         OFFERED.with_borrow_mut(|(_, weight)| weight.take())
     }
 
-    /// Puts this weight's values in the place of those of the weight whose first tensor a mapper is
-    /// given: none of its other tensors is mapped.
+    /// Replaces the values of the weight whose first tensor is being mapped with this weight's
+    /// values. None of its other tensors is mapped.
     pub(crate) fn replace_mapped(self) {
         REPLACEMENT.set(Some(self));
     }
 
-    /// The weight that the mapper of the first tensor has put in this one's place.
+    /// Returns the replacement that a mapper has set for this weight at its first tensor.
     pub(super) fn take_replacement() -> Option<Self> {
         REPLACEMENT.take()
     }
 
-    /// Before its tensors are visited.
+    /// Offers this weight to a collecting traversal, before its tensors are visited.
     pub(super) fn offer(&self) {
         OFFERED.with_borrow_mut(|(collecting, weight)| {
             if *collecting {

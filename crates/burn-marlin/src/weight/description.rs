@@ -7,15 +7,17 @@ use marlin_format::{
     Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat,
 };
 
-/// The parameter that describes a weight, the first.
+/// The name of the parameter that describes a weight, which is its first parameter.
 pub(crate) const FORMAT: &str = "format";
 
 /// The dtypes of scales by their number in a record.
 const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
-/// Numbers that describe a weight in a record: six of the format, four of K, four of N.
+/// The number of values that describe a weight in a record: six for the format, four for K, four
+/// for N.
 const LENGTH: usize = 14;
 const VERSION: u8 = 1;
-/// In place of 0 (rows in order) or 1 (act-order): two of every four rows are stored.
+/// The row code of a 2:4 weight, of which two of every four rows are stored; the other codes are 0
+/// (rows in order) and 1 (act-order).
 const TWO_FOUR: u8 = 2;
 
 /// A weight's format and shape as numbers below 256, which every float dtype holds exactly, so that
@@ -32,7 +34,7 @@ fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
         n,
         ..
     } = *descriptor;
-    // No group is 0: that stands for a whole column.
+    // No group has size 0, so 0 stands for a whole column.
     let group = if spec.group == GroupSize::Channel {
         0
     } else {
@@ -66,7 +68,7 @@ fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
     values
 }
 
-/// Undoes [`values`]; `None` if they describe no weight.
+/// The inverse of [`values`]; `None` if the numbers describe no weight.
 fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
     let digits = values.iter().map(|&value| {
         (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8)
@@ -113,7 +115,8 @@ fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
     Some(descriptor)
 }
 
-/// The parameter that describes a weight; it counts as the weight's elements until it is read.
+/// Creates the parameter that describes a weight; until it is read, it counts as `elements`
+/// elements.
 pub(super) fn parameter(
     descriptor: WeightDescriptor,
     id: ParamId,
@@ -126,15 +129,15 @@ pub(super) fn parameter(
     Param::uninitialized(id, init, device.clone(), false, Shape::new([elements]))
 }
 
-/// The parameter that a mapper is offered to load. If the mapper loads it, it has the length of a
-/// description; otherwise one value.
+/// Creates the parameter that a mapper may load a description into. If the mapper loads it, it has
+/// the length of a description; otherwise it has one value.
 pub(super) fn expected(id: ParamId, device: &Device) -> Param<Tensor<1>> {
     let init = |device: &Device, _: bool| Tensor::zeros([1], (device, DType::F32));
     Param::uninitialized(id, init, device.clone(), false, Shape::new([LENGTH]))
 }
 
-/// The description that a mapper loaded into [`expected`]; `None` if it loaded nothing, or no
-/// description.
+/// Returns the description that a mapper loaded into [`expected`]; `None` if it loaded nothing, or
+/// something that is not a description.
 pub(super) fn loaded(parameter: &Param<Tensor<1>>) -> Option<WeightDescriptor> {
     if !parameter.is_initialized() || parameter.dims() != [LENGTH] {
         return None;

@@ -8,12 +8,12 @@ use burn::tensor::module::linear;
 use burn::tensor::{FloatDType, Tensor};
 
 impl QuantizedWeight {
-    /// The float weight [K, N] in natural row order, without its adapter.
+    /// Returns the float weight [K, N] in natural row order, without its adapter.
     pub fn dequantize(&self, dtype: FloatDType) -> Tensor<2> {
         self.effective(dtype, None)
     }
 
-    /// The float weight [K, N] plus the product of an adapter's factors.
+    /// Returns the float weight [K, N] plus the product of an adapter's factors.
     pub(super) fn effective<const D: usize>(
         &self,
         dtype: FloatDType,
@@ -46,8 +46,8 @@ impl QuantizedWeight {
         }
     }
 
-    /// Activations [.., K] times this weight: [.., N], in the activations' dtype, accumulated in
-    /// f32.
+    /// Multiplies activations [.., K] with this weight. The result [.., N] has the activations'
+    /// dtype; sums are accumulated in f32.
     ///
     /// f32, f16 and bf16 reach the kernels; any other float dtype is computed in f32.
     ///
@@ -57,8 +57,8 @@ impl QuantizedWeight {
         self.matmul_bias(x, None)
     }
 
-    /// As [`matmul`](Self::matmul), with a bias `[N]` in the activations' dtype added before the
-    /// output is rounded.
+    /// Multiplies like [`matmul`](Self::matmul), and adds a bias `[N]` in the activations' dtype
+    /// before the output is rounded.
     pub(crate) fn matmul_bias<const D: usize>(
         &self,
         x: Tensor<D>,
@@ -80,7 +80,7 @@ impl QuantizedWeight {
         let Some(LoraAdapter { a, b, scale }) = &self.adapter else {
             return self.multiply(x, bias);
         };
-        // The adapter's product is of its low rank, not of the weight's K and N.
+        // The adapter is multiplied at its low rank, without a product of shape [K, N].
         let [a, b] = [a, b].map(|factor| factor.val().cast(FloatDType::from(dtype)));
         let adapted = linear(linear(x.clone(), a, None), b, None) * *scale;
         adapted + self.multiply(x, bias)

@@ -28,25 +28,26 @@ use tensors::DeviceTensors;
 /// It is a Burn [`Module`](burn::module::Module): its tensors take part in records, devices and
 /// `Display`, and none of them ever gets a gradient.
 ///
-/// The device holds it in the [`WeightLayout`] that its kernel reads; a move to a device of another
-/// layout converts it. Records, visitors and mappers see the plain form, so that a record opens on
-/// any device, and see no float in it that a cast would round:
+/// The device holds it in the [`WeightLayout`] that its kernel reads; a move to a device with
+/// another layout converts it. Records, visitors and mappers see the plain form, so that a record
+/// can be loaded on any device. The plain form has no float that a cast would round:
 ///
 /// | tensor | dtype, shape |
 /// |---|---|
 /// | `format` | float `[14]`: the spec, K and N, in numbers that every float dtype holds; as a parameter it counts as K * N |
-/// | `words` | i32 [K/8 up, N up to a multiple of 8], eight rows of K a word; of 8 bits [K/4 up, ..], four ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
-/// | `metadata` | i32 [K/32 up, N up to a multiple of 8], the places of a 2:4 weight's values, of which `words` has K/2 rows; absent where it is dense |
-/// | `scales` | i32 [G, N/2 up], the bits of two f16 or bf16 a word along N; [G, N], those of an f32 |
-/// | `zero_points` | i32 [G, N/8 up], eight a word along N; of 8 bits [G, N/4 up], four; absent where symmetric |
-/// | `row_permutation` | i32 `[K]`, act-order; absent where rows are in order |
+/// | `words` | i32 [K/8 up, N up to a multiple of 8], eight rows of K per word; with 8 bits [K/4 up, ..], four ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
+/// | `metadata` | i32 [K/32 up, N up to a multiple of 8], the positions of a 2:4 weight's values, of which `words` has K/2 rows; absent if the weight is dense |
+/// | `scales` | i32 [G, N/2 up], the bits of two f16 or bf16 scales per word along N; for f32 [G, N], one scale per word |
+/// | `zero_points` | i32 [G, N/8 up], eight per word along N; with 8 bits [G, N/4 up], four; absent if symmetric |
+/// | `row_permutation` | i32 `[K]`, act-order; absent if rows are in order |
 ///
-/// A device whose kernels know no metadata holds a 2:4 weight dense, and its records are dense.
+/// A device without kernels that read 2:4 metadata holds a 2:4 weight dense, and its records are
+/// dense.
 ///
-/// A record of another format than the weight's is loaded in its own: bits, group, zero points and
-/// all. One of another K or N is refused.
+/// A record in another format than the weight's is loaded in the record's format: bits, group and
+/// zero points included. A record with another K or N is refused.
 ///
-/// [`apply_lora`](burn::module::Module::apply_lora) finds a float weight [K, N] in it: the
+/// [`apply_lora`](burn::module::Module::apply_lora) treats the weight as a float weight [K, N]: the
 /// [`LoraAdapter`] is kept beside the packed weight, in the same place in records as with a float
 /// weight (`..weight.lora.a`).
 #[derive(Debug, Clone)]
@@ -54,12 +55,12 @@ pub struct QuantizedWeight {
     tensors: DeviceTensors,
     /// Format and shape, and the layout of `tensors`.
     descriptor: WeightDescriptor,
-    /// The dtype of activations that it is laid out for.
+    /// The dtype of activations that the weight is laid out for.
     activations: ActivationDtype,
     /// Id of `format`, and so of the float parameter that the weight stands for.
     format_id: ParamId,
     adapter: Option<LoraAdapter>,
-    /// The weight in an unmodified model.
+    /// The state of a weight that is attached in an unmodified model.
     attached: Option<Attached>,
 }
 
@@ -76,7 +77,7 @@ impl QuantizedWeight {
     /// Puts a weight on a device, laid out for activations in a dtype. Activations in another dtype
     /// give the same values, but may be slower.
     ///
-    /// Scales in f32 are rounded to the dtype of the activations where these go through tensor
+    /// Scales in f32 are rounded to the activations' dtype if the activations go through tensor
     /// cores, which take both in one dtype.
     pub fn from_plain_for(
         plain: &PlainWeight,
@@ -86,8 +87,8 @@ impl QuantizedWeight {
         Self::from_owned_plain(plain.clone(), activations, device)
     }
 
-    /// The same as [`from_plain_for`](Self::from_plain_for) without a copy on the host: the tensors
-    /// take over the weight's memory.
+    /// Puts a weight on a device like [`from_plain_for`](Self::from_plain_for), without a copy on
+    /// the host: the tensors take over the weight's memory.
     pub fn from_owned_plain(
         plain: PlainWeight,
         activations: ActivationDtype,
@@ -106,11 +107,11 @@ impl QuantizedWeight {
         Self::new(tensors, descriptor, activations).laid_out()
     }
 
-    /// A weight without values, to load a record into, for activations in a dtype. Its products are
-    /// NaN until then.
+    /// Creates a weight without values, for activations in a dtype. A record can be loaded into it;
+    /// its products are NaN until then.
     ///
     /// # Errors
-    /// No features, or too many.
+    /// The number of features is zero or too large.
     pub fn unloaded(
         k: usize,
         n: usize,
@@ -142,13 +143,13 @@ impl QuantizedWeight {
         }
     }
 
-    /// The same weight as its device's kernel reads it.
+    /// Converts the weight to the form that its device's kernel reads.
     fn laid_out(self) -> Self {
         let held = self.held_on(&self.device());
         self.held_as(held)
     }
 
-    /// The weight as a device's kernel reads it.
+    /// Returns the descriptor of the weight in the form that a device's kernel reads.
     fn held_on(&self, device: &Device) -> WeightDescriptor {
         held_on(&self.problem(1, self.activations), &target(device))
     }
@@ -157,17 +158,18 @@ impl QuantizedWeight {
     /// it on the weight's device, laid out for activations in the weight's dtype.
     ///
     /// # Errors
-    /// No features, or values that are not finite.
+    /// The number of features is zero, or a value is not finite.
     pub fn quantize(weight: Tensor<2>, spec: &QuantSpec) -> Result<Self, Error> {
         Self::quantize_as(weight, spec, Sparsity::Dense)
     }
 
-    /// Prunes a float weight [K, N] to 2:4 and rounds what is left, on the host: of every four rows
-    /// of a column the two values of the largest magnitude stay, so that a weight that is 2:4 keeps
-    /// its own. On a device without sparse tensor cores it is held dense.
+    /// Prunes a float weight [K, N] to 2:4 sparsity and rounds the kept values, on the host. In
+    /// every four rows of a column, the two values with the largest magnitude are kept, so a weight
+    /// that is already 2:4 keeps its values. A device without sparse tensor cores holds the weight
+    /// dense.
     ///
     /// # Errors
-    /// As [`quantize`](Self::quantize); K is no multiple of 4.
+    /// The errors of [`quantize`](Self::quantize); K is not a multiple of 4.
     pub fn quantize_two_four(weight: Tensor<2>, spec: &QuantSpec) -> Result<Self, Error> {
         Self::quantize_as(weight, spec, Sparsity::TwoFour)
     }
@@ -184,8 +186,8 @@ impl QuantizedWeight {
         ))
     }
 
-    /// The rounded weight on the host, of all values or of two of every four; 2:4 in any case where
-    /// the float one is.
+    /// Rounds a float weight on the host, dense or 2:4. A float weight that is already 2:4 stays
+    /// 2:4 in any case.
     pub(crate) fn round(
         weight: Tensor<2>,
         spec: &QuantSpec,
@@ -195,7 +197,7 @@ impl QuantizedWeight {
         Ok(quantize(Self::values(weight)?, k, n, spec, sparsity)?)
     }
 
-    /// The values of a float weight on the host, row-major.
+    /// Reads the values of a float weight to the host, row-major.
     pub(crate) fn values(weight: Tensor<2>) -> Result<Vec<f32>, Error> {
         read::<f32>(
             "weight",
@@ -206,11 +208,11 @@ impl QuantizedWeight {
         )
     }
 
-    /// A weight of random values around zero with a standard deviation of about 0.02, made on the
-    /// device: for timing and for tests of memory.
+    /// Creates a weight of random values around zero with a standard deviation of about 0.02 on the
+    /// device, for timing and for tests of memory.
     ///
     /// # Errors
-    /// No features, or too many.
+    /// The number of features is zero or too large.
     pub fn random(
         k: usize,
         n: usize,
@@ -221,8 +223,8 @@ impl QuantizedWeight {
         let descriptor = WeightDescriptor::plain(format, k, n);
         descriptor.check()?;
         let spec = descriptor.spec();
-        // Values of so many bits are uniform: their deviation is 2^bits / sqrt(12), and that of a
-        // difference of two of them sqrt(2) times as large.
+        // The random values are uniform: their standard deviation is 2^bits / sqrt(12), and that of
+        // the difference of two such values is sqrt(2) times as large.
         let differences = if spec.zero_points { 2.0 } else { 1.0 };
         let scale = 0.02 * (12f64 / differences).sqrt() / f64::from(1u32 << spec.bits.count());
         let tensors = DeviceTensors::random(
@@ -282,12 +284,12 @@ impl QuantizedWeight {
         })?)
     }
 
-    /// [K, N]: input and output features.
+    /// The shape [K, N]: input and output features.
     pub fn dims(&self) -> [usize; 2] {
         [self.descriptor.k, self.descriptor.n]
     }
 
-    /// Returns the quantisation of the weight.
+    /// Returns the quantisation spec of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.descriptor.spec()
     }
@@ -302,7 +304,7 @@ impl QuantizedWeight {
         self.descriptor.format.permuted
     }
 
-    /// The LoRA adapter, where [`apply_lora`](burn::module::Module::apply_lora) attached one.
+    /// The LoRA adapter, if [`apply_lora`](burn::module::Module::apply_lora) attached one.
     pub fn adapter(&self) -> Option<&LoraAdapter> {
         self.adapter.as_ref()
     }
@@ -334,7 +336,7 @@ impl QuantizedWeight {
             .sum()
     }
 
-    /// The dtype of activations that it is laid out for.
+    /// The dtype of activations that the weight is laid out for.
     pub fn activations(&self) -> FloatDType {
         float_dtype(self.activations)
     }
@@ -345,8 +347,8 @@ impl QuantizedWeight {
         QuantProblem::new(m, self.descriptor, activations).with_scales(scales)
     }
 
-    /// The kernel that runs `m` rows of activations on this weight's device, after a prologue, and
-    /// why.
+    /// Returns the kernel that runs `m` rows of activations on this weight's device, after a
+    /// prologue, and the reason for the choice.
     pub fn plan(&self, m: usize, activations: ActivationDtype, prologue: Prologue) -> Plan {
         plan(
             self.problem(m, activations).with_prologue(prologue),
@@ -371,9 +373,8 @@ fn read<E: burn::tensor::Element>(tensor: &'static str, data: TensorData) -> Res
     })
 }
 
-/// The weight with scales in the activations' dtype, where its own are in f32 and the device has
-/// tensor cores. It stays as it is where a scale is too large for that dtype: the portable kernels
-/// take it.
+/// Rounds scales in f32 to the activations' dtype if the device has tensor cores. The weight stays
+/// as it is if a scale is too large for that dtype: the portable kernels take it.
 fn rounded_for_tensor_cores(
     plain: PlainWeight,
     activations: ActivationDtype,

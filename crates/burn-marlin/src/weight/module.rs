@@ -80,7 +80,7 @@ impl Module for QuantizedWeight {
         visited(visitor, FORMAT, |visitor| visitor.visit_float(&format));
         RecordTensors::of(self).visit(visitor);
         let Some(adapter) = &self.adapter else { return };
-        // Beside the weight, where the adapter of a float weight is.
+        // The adapter is visited beside the weight, at the place of a float weight's adapter.
         if self.attached.is_some() {
             visitor.exit_module(Self::NAME, REPARAMETERIZATION);
         }
@@ -103,7 +103,8 @@ impl Module for QuantizedWeight {
             format_id: format.id,
             ..weight
         };
-        // The rest is beside the weight: the path is that of the float parameter.
+        // The adapter and the offered parameter are beside the weight, at the path of the float
+        // parameter.
         let outside = weight.attached.is_some();
         if outside {
             mapper.exit_module(Self::NAME, REPARAMETERIZATION);
@@ -125,13 +126,13 @@ impl Module for QuantizedWeight {
 }
 
 impl QuantizedWeight {
-    /// The descriptor of the weight in a record: the plain layout.
+    /// The descriptor of the weight in a record, in the plain layout.
     fn recorded(&self) -> WeightDescriptor {
         self.descriptor.in_layout(WeightLayout::Plain)
     }
 
-    /// Offers a mapper the tensors of a record, in the format that it `recorded`. Returns the
-    /// weight of what the mapper gives or changes, and whether it did.
+    /// Offers a mapper the tensors of a record, in the `recorded` format. Returns the weight with
+    /// the tensors that the mapper gives or changes, and whether it gave or changed any.
     fn map_tensors<Mapper: ModuleMapper>(
         self,
         mapper: &mut Mapper,
@@ -177,7 +178,7 @@ impl QuantizedWeight {
         )
     }
 
-    /// The values of another weight in place of this one's.
+    /// Replaces this weight's values with those of another weight.
     fn replaced_by(
         self,
         Self {
@@ -198,7 +199,7 @@ impl QuantizedWeight {
         }
     }
 
-    /// On another device, in the layout that its kernel reads.
+    /// Moves the weight to another device, in the layout that its kernel reads.
     fn moved(
         self,
         device: &Device,
@@ -222,10 +223,10 @@ impl QuantizedWeight {
 
     /// Offers a mapper the float parameter [K, N] that this weight stands for.
     ///
-    /// Burn drops whatever a mapper attaches to the parameter underneath, since a parameter takes
-    /// one reparameterisation. What it attaches to this one is kept, where the weight is not
-    /// adapted yet: a [`LoraAdapter`]. So are float values that it loads: they are rounded to the
-    /// weight's spec.
+    /// Burn drops anything that a mapper attaches to the parameter underneath, since a parameter
+    /// takes only one reparameterisation. A [`LoraAdapter`] that the mapper attaches to the offered
+    /// parameter is kept if the weight has no adapter yet. Float values that the mapper loads are
+    /// kept, too: they are rounded to the weight's spec.
     fn offered<Mapper: ModuleMapper>(self, mapper: &mut Mapper, adapted: bool) -> Self {
         let (shape, dtype) = (self.dims(), DType::from(self.activations()));
         let read = Arc::new(AtomicBool::new(false));
@@ -234,7 +235,7 @@ impl QuantizedWeight {
             was_read.store(true, Ordering::Relaxed);
             Tensor::<2>::full([1, 1], f32::NAN, (device, dtype)).expand(shape)
         };
-        // On the scales' device, which has autodiff.
+        // The parameter is on the scales' device, which has autodiff.
         let param = Param::uninitialized(
             self.format_id,
             init,
@@ -253,9 +254,9 @@ impl QuantizedWeight {
             return self;
         }
         if read.load(Ordering::Relaxed) {
-            // A mapper that reads floats may have changed those underneath, too. With an adapter it
-            // is taken for an optimiser, which reads all of them at every step: to look again would
-            // cost a read from the device each time.
+            // A mapper that reads floats may have changed the values underneath, too. If the weight
+            // has an adapter, the mapper is taken for an optimiser, which reads all floats at every
+            // step: to check the values again would cost a read from the device each time.
             let attached = self.attached.as_ref().map(|attached| {
                 if adapted {
                     attached.clone()

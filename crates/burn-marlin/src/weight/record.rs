@@ -17,7 +17,7 @@ const SCALES: &str = "scales";
 const ZERO_POINTS: &str = "zero_points";
 const ROW_PERMUTATION: &str = "row_permutation";
 
-/// Shapes of a weight's tensors in a record: those of its plain layout, with scales in words.
+/// Shapes of a weight's tensors in a record: the shapes of its plain layout, with scales in words.
 fn shapes(descriptor: &WeightDescriptor) -> WeightTensors<[usize; 2]> {
     let width = scales_a_word(descriptor.spec().scale_dtype);
     descriptor.tensors().map(|tensor, of| {
@@ -30,8 +30,8 @@ fn shapes(descriptor: &WeightDescriptor) -> WeightTensors<[usize; 2]> {
     })
 }
 
-/// The tensors of a weight in a record. None is a float: a cast, a quantiser or an adapter for
-/// float weights ignores them.
+/// The tensors of a weight in a record. None of them is a float: a cast, a quantiser or an adapter
+/// for float weights ignores them.
 pub(super) struct RecordTensors {
     words: Param<Tensor<2, Int>>,
     metadata: Option<Param<Tensor<2, Int>>>,
@@ -41,7 +41,7 @@ pub(super) struct RecordTensors {
 }
 
 impl RecordTensors {
-    /// Those of a weight, made where they are first read.
+    /// The record tensors of a weight, made when they are first read.
     pub fn of(weight: &QuantizedWeight) -> Self {
         let plain = Arc::new(Plain {
             weight: weight.clone(),
@@ -106,8 +106,8 @@ impl RecordTensors {
         }
     }
 
-    /// Those that a record of another format than the model's holds: zeros until a mapper gives
-    /// them.
+    /// The tensors of a record in another format than the model's. They are zeros until a mapper
+    /// gives them.
     ///
     /// For a record of another K or N it returns shapes that no record has, so the record is
     /// refused even if its tensors would fit.
@@ -164,8 +164,9 @@ impl RecordTensors {
     }
 
     /// Makes a mapper refuse a record whose words are integers of another dtype than i32, and
-    /// returns true if there are any. It is offered such a tensor again, as a float: Burn's stores
-    /// report the dtype that the file has, and its records a tensor that is missing.
+    /// returns true if there are such words. The mapper is offered such a tensor again, as a float:
+    /// Burn's stores then report the dtype that the file has, and its records report a missing
+    /// tensor.
     pub fn refuse_other_dtypes<M: ModuleMapper>(&self, mapper: &mut M) -> bool {
         fn dtype_of<const D: usize>(tensor: &Param<Tensor<D, Int>>) -> Option<DType> {
             tensor
@@ -211,12 +212,12 @@ impl RecordTensors {
         refused
     }
 
-    /// Returns true if a mapper gave or read any of them.
+    /// Returns true if a mapper gave or read any of the tensors.
     pub fn is_touched(&self) -> bool {
         self.touched().any(|touched| touched)
     }
 
-    /// Returns true if a mapper gave or read all of them.
+    /// Returns true if a mapper gave or read all of the tensors.
     pub fn is_complete(&self) -> bool {
         self.touched().all(|touched| touched)
     }
@@ -232,7 +233,8 @@ impl RecordTensors {
             .chain(optional.flatten())
     }
 
-    /// The tensors of a weight of that format in the plain layout, its scales in `scale_dtype`.
+    /// Returns the device tensors of a weight of the format `descriptor` in the plain layout, with
+    /// scales in `scale_dtype`.
     pub fn into_plain(self, descriptor: &WeightDescriptor, scale_dtype: DType) -> DeviceTensors {
         // A mapper may have cast all integers of a model.
         fn held<const D: usize>(parameter: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
@@ -294,7 +296,7 @@ fn zeros<const D: usize>(
     Param::uninitialized(ParamId::new(), init, device.clone(), false, declared)
 }
 
-/// A tensor's values.
+/// Reads a tensor's values to the host.
 ///
 /// # Panics
 /// Panics if the device fails, as Burn's own records do: a traversal has no way to return an error.

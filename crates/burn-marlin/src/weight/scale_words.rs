@@ -1,4 +1,4 @@
-//! Scales as integer words, as records have them.
+//! Scales as the integer words of a record.
 
 use super::record::host;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -9,8 +9,8 @@ pub(super) fn scales_a_word(dtype: ScaleDtype) -> usize {
     if dtype == ScaleDtype::F32 { 1 } else { 2 }
 }
 
-/// The bits of scales [G, N]: two a word along N, the first in the lower half, [G, N/2 up]; of f32
-/// one, [G, N].
+/// Packs the bits of scales [G, N] into words: two scales per word along N, the first in the lower
+/// half, as [G, N/2 up]; for f32 one scale per word, as [G, N].
 pub(super) fn scale_words(scales: &Scales, shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
     let width = scales_a_word(scales.dtype());
     let (bytes, columns) = (scales.as_bytes(), shape[1].max(1));
@@ -29,7 +29,7 @@ pub(super) fn scale_words(scales: &Scales, shape: [usize; 2], device: &Device) -
     )
 }
 
-/// Undoes [`scale_words`].
+/// The inverse of [`scale_words`].
 pub(super) fn scales_of_words(
     words: Tensor<2, Int>,
     shape: [usize; 2],

@@ -18,8 +18,8 @@ pub(super) struct DeviceTensors {
 }
 
 impl DeviceTensors {
-    /// A plain weight on a device, its scales in `scale_dtype`. The weight's memory becomes that of
-    /// the tensors on the host.
+    /// Puts a plain weight on a device, with scales in `scale_dtype`. On the host, the tensors take
+    /// over the weight's memory.
     pub fn from_plain(plain: PlainWeight, scale_dtype: DType, device: &Device) -> Self {
         let shapes = plain.descriptor().tensors();
         let zero_points = plain.zero_point_words();
@@ -64,7 +64,7 @@ impl DeviceTensors {
         }
     }
 
-    /// A weight without values or act-order, in the plain layout: its scales are not a number, and
+    /// Creates a weight without values or act-order, in the plain layout: its scales are NaN, and
     /// so is every product, until a record is loaded.
     pub fn unloaded(descriptor: &WeightDescriptor, scale_dtype: DType, device: &Device) -> Self {
         let shapes = descriptor.tensors();
@@ -98,8 +98,8 @@ impl DeviceTensors {
         }
     }
 
-    /// Random words, metadata and zero points in the plain layout, and random scales of both signs,
-    /// whose root mean square is `scale`.
+    /// Creates random words, metadata and zero points in the plain layout, and random scales of
+    /// both signs, whose root mean square is `scale`.
     pub fn random(
         descriptor: &WeightDescriptor,
         scale: f64,
@@ -108,14 +108,15 @@ impl DeviceTensors {
     ) -> Self {
         let shapes = descriptor.tensors();
         let bits = |shape: TensorDescriptor| {
-            // Two halves: a float of the generator has fewer bits than a word.
+            // Each word is made of two random halves: a float of the generator has fewer bits than
+            // a word.
             let uniform = Distribution::Uniform(-32768.0, 32767.0);
             let half =
                 || Tensor::<2, Int>::random(shape.matrix_shape(), uniform, (device, DType::I32));
             parameter(half() * 65536 + half())
         };
-        // Around zero, as 4-bit values themselves are not: theirs is -1/2, and through tens of
-        // layers a mean that all weights share leaves the range of f16.
+        // The scales have a mean of zero, because 4-bit values have a mean of -1/2: through tens of
+        // layers, a mean that all weights share leaves the range of f16.
         let width = scale * 3f64.sqrt();
         let scales = Tensor::random(
             shapes.scales.matrix_shape(),
@@ -132,8 +133,8 @@ impl DeviceTensors {
     }
 }
 
-/// The same memory as signed words, without spare capacity: a tensor may hold it for as long as the
-/// model lives.
+/// Returns the same memory as signed words, without spare capacity: a tensor may hold the memory
+/// for as long as the model lives.
 fn signed(mut words: Vec<u32>) -> Vec<i32> {
     words.shrink_to_fit();
     bytemuck::cast_vec(words)
@@ -169,7 +170,7 @@ impl QuantizedWeight {
         }
     }
 
-    /// The same weight in another layout, or with all values of a 2:4 one, on its device.
+    /// Converts the weight to another layout, or a 2:4 weight to a dense one, on its device.
     /// Parameters keep their ids.
     pub(super) fn held_as(self, to: WeightDescriptor) -> Self {
         if self.descriptor == to {
@@ -209,7 +210,7 @@ impl QuantizedWeight {
         }
     }
 
-    /// The same weight in the plain layout, with the values that it stores.
+    /// Converts the weight to the plain layout, with only the values that it stores.
     pub(super) fn plain(self) -> Self {
         let plain = self.descriptor.in_layout(WeightLayout::Plain);
         self.held_as(plain)

@@ -12,7 +12,7 @@ const USER: &str = "User: ";
 const ASSISTANT: &str = "Assistant:";
 const SYSTEM: &str = "System: ";
 
-/// Reads a line, lets the model answer it, until the input ends.
+/// Reads lines and lets the model answer each of them, until the input ends.
 pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     let system = args
         .system_file
@@ -23,7 +23,8 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     let template = ChatTemplate::open(&args.model.dir)?;
-    // After a template the answer is a text of its own; plain turns continue after `Assistant:`.
+    // After a template the answer is a separate text; with plain turns it continues the text after
+    // `Assistant:`.
     options.answer = template.is_some();
     options.compile_ahead = kernel_cache::is_empty();
     match &template {
@@ -55,7 +56,7 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     }
 }
 
-/// The tokens of a conversation, up to where the answer begins.
+/// The tokens of a conversation, up to the beginning of the answer.
 fn prompt(
     llama: &Llama,
     template: Option<&ChatTemplate>,
@@ -68,7 +69,7 @@ fn prompt(
     })
 }
 
-/// A conversation for a model without a template.
+/// The text of a conversation for a model without a template.
 fn plain(messages: &[Message]) -> String {
     let turn = |message: &Message| {
         let name = match message.role.as_str() {
@@ -81,8 +82,8 @@ fn plain(messages: &[Message]) -> String {
     messages.iter().map(turn).collect::<String>() + ASSISTANT
 }
 
-/// Prints an answer as it comes. Without a template it ends where the model begins the user's next
-/// turn.
+/// Prints an answer as it is generated. Without a template the answer ends where the model begins
+/// the user's next turn.
 struct Answer {
     text: String,
     printed: usize,
@@ -101,11 +102,11 @@ impl Answer {
         }
     }
 
-    /// Breaks where the answer is at its end, or nobody reads it any more.
+    /// Adds a piece of text. Breaks if the answer is complete, or if the output is closed.
     fn push(&mut self, piece: &str) -> ControlFlow<()> {
         self.text.push_str(piece);
         let end = self.end();
-        // What could be the beginning of the user's next turn waits.
+        // Text that could be the beginning of the user's next turn is held back.
         let safe = if self.plain && end == self.text.len() {
             end - held_back(&self.text)
         } else {
@@ -143,7 +144,7 @@ impl Answer {
     }
 }
 
-/// Bytes at the end of a text that could begin the user's next turn.
+/// The number of bytes at the end of a text that could begin the user's next turn.
 fn held_back(text: &str) -> usize {
     let turn = format!("\n{}", USER.trim_end());
     (1..=turn.len())

@@ -105,7 +105,7 @@ fn print_table(
     ))?)
 }
 
-/// What models were measured on.
+/// Describes the tokens that the models were measured on.
 fn measured(args: &EvaluateArgs, found: &Evaluations) -> String {
     let tokens = found.all.first().map_or(0, |found| found.tokens);
     let texts = if args.text.len() > 1 {
@@ -120,7 +120,7 @@ fn measured(args: &EvaluateArgs, found: &Evaluations) -> String {
 }
 
 fn row(model: &Model<'_>, found: &Evaluation) -> Vec<String> {
-    // The standard error of a perplexity, from that of its logarithm.
+    // The standard error of the perplexity follows from that of its logarithm.
     let (perplexity, error) = (found.perplexity(), found.perplexity() * found.nll.error);
     let name = model.dir.display().to_string();
     let mut row = vec![

@@ -28,12 +28,11 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
             "stop_reason": stop_reason(&generation),
         }));
     }
-    // The prompt is printed with the first new text: by then it is known to be one that the model
-    // takes.
+    // The prompt is printed with the first new text: by then it is known that the model accepts it.
     let (mut before, mut result) = (prompt.as_str(), Ok(()));
     let generation = llama.generate(&prompt, &options, |text| {
         result = output::text(&format!("{}{text}", std::mem::take(&mut before)));
-        // Nobody reads any more.
+        // The reader has closed the output.
         if result.is_err() {
             ControlFlow::Break(())
         } else {

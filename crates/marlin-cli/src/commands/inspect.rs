@@ -20,7 +20,7 @@ struct Row {
     name: String,
     /// The dtype of a tensor; for a quantised layer its checkpoint format and spec.
     format: String,
-    /// Of a quantised layer [N, K].
+    /// The shape; [N, K] for a quantised layer.
     shape: Vec<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     quantized: Option<Quantized>,
@@ -28,7 +28,7 @@ struct Row {
     bits_per_weight: f64,
 }
 
-/// The quantisation of a layer, as its tensors hold it, and the kernel that runs it.
+/// The quantisation of a layer, as stored in its tensors, and the kernel that runs it.
 #[derive(Serialize)]
 struct Quantized {
     bits: Bits,
@@ -39,7 +39,7 @@ struct Quantized {
     act_order: bool,
     /// `dense` or `2:4`.
     sparsity: String,
-    /// With one row of activations.
+    /// The kernel for one row of activations.
     kernel: String,
     reason: String,
 }
@@ -59,7 +59,7 @@ struct Summary {
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let device = device::open(args.device)?;
     let progress = output::progress_of_bytes(0);
-    // Layers of the model as they are read; the checkpoint may have others.
+    // The layers of the model, added as they are read. The checkpoint may have other layers.
     let mut layers = BTreeMap::new();
     let faults = check_folder(
         &args.dir,
@@ -77,7 +77,7 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let mut faults: Vec<String> = faults.iter().map(|fault| output::message(fault)).collect();
     let mut keep = |error: &CheckpointError| {
         let fault = output::message(error);
-        // What could not be opened above cannot be opened here.
+        // A part that could not be opened above fails here with the same fault.
         if !faults.contains(&fault) {
             faults.push(fault);
         }
@@ -117,8 +117,8 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     }
 }
 
-/// The contents of the checkpoint. `layers` are those that were read; others, which the model has
-/// no place for, are read here.
+/// Lists the contents of the checkpoint. `layers` are the layers that were already read; layers
+/// that the model has no place for are read here.
 fn rows(
     dir: &Path,
     checkpoint: &Checkpoint,
@@ -126,7 +126,7 @@ fn rows(
     mut layers: BTreeMap<String, Row>,
     keep: &mut impl FnMut(&CheckpointError),
 ) -> Result<Vec<Row>, CheckpointError> {
-    // Faults of the configs are reported above; without configs every tensor is listed by itself.
+    // Faults of the configs are reported above. Without configs every tensor has a row of its own.
     let quantization = Quantization::read(dir).ok().flatten();
     let mut rows = Vec::new();
     for part in parts(checkpoint, quantization.as_ref())? {
@@ -191,7 +191,7 @@ fn tensor_row(tensor: TensorView<'_>) -> Row {
     }
 }
 
-/// The row of a layer that was read; its bytes are not known here.
+/// The row of a layer that was read. Its bytes are not known here and stay 0.
 fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, device: &Device) -> Row {
     let (k, n, spec, permuted) = (
         weight.k(),

@@ -68,7 +68,7 @@ pub fn run(args: &KernelsArgs) -> Result<(), CliError> {
         .iter()
         .map(|&rows| llama.model.plans(rows))
         .collect();
-    // All rows of a layer one after the other.
+    // The rows of one layer follow each other.
     let layers = plans.first().map_or(0, Vec::len);
     let rows: Vec<Row> = (0..layers)
         .flat_map(|layer| plans.iter().map(move |plans| Row::new(&plans[layer])))

@@ -1,4 +1,4 @@
-//! One module a command.
+//! The commands, one module each.
 
 pub mod chat;
 pub mod evaluate;
@@ -25,7 +25,7 @@ fn open(args: &ModelArgs, with_tokenizer: bool) -> Result<Llama, CliError> {
     open_dir(&args.dir, args, with_tokenizer)
 }
 
-/// Opens another folder as the model of a command.
+/// Opens a folder with the options of a command's model.
 fn open_dir(dir: &Path, args: &ModelArgs, with_tokenizer: bool) -> Result<Llama, CliError> {
     let device = device::open(args.device)?;
     let dtype = args.dtype.map(dtype);
@@ -57,7 +57,7 @@ fn dtype(name: DtypeName) -> FloatDType {
     }
 }
 
-/// A text file, UTF-8.
+/// Reads a text file, UTF-8.
 fn read_text(path: &Path) -> Result<String, CliError> {
     let file = File::open(path).map_err(|source| CliError::File {
         path: path.into(),
@@ -66,7 +66,7 @@ fn read_text(path: &Path) -> Result<String, CliError> {
     read_text_from(file, path)
 }
 
-/// The rest of a file, UTF-8; `path` is its name in errors.
+/// Reads the rest of a file, UTF-8; `path` is its name in errors.
 fn read_text_from(mut file: impl Read, path: &Path) -> Result<String, CliError> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)
@@ -77,11 +77,11 @@ fn read_text_from(mut file: impl Read, path: &Path) -> Result<String, CliError> 
     String::from_utf8(bytes).map_err(|_| CliError::NotUtf8 { path: path.into() })
 }
 
-/// The first tokens of a text file, `max` at most.
+/// Encodes a text file and returns its first tokens, `max` at most.
 fn text_tokens(llama: &Llama, path: &Path, max: Option<usize>) -> Result<Vec<u32>, CliError> {
     let mut tokens = llama.tokenizer()?.encode(&read_text(path)?)?;
     tokens.truncate(max.unwrap_or(usize::MAX));
-    // Here the text has a name.
+    // This error names the file, unlike the one of the library.
     match tokens.len() {
         tokens @ 0..2 => Err(CliError::ShortText {
             path: path.into(),
@@ -91,7 +91,8 @@ fn text_tokens(llama: &Llama, path: &Path, max: Option<usize>) -> Result<Vec<u32
     }
 }
 
-/// The sampling options of the command line, over the defaults of the model's makers.
+/// The sampling options of the command line; options that are not given have the model's own
+/// defaults.
 fn generate_options(llama: &Llama, args: &SamplingArgs) -> GenerateOptions {
     let mut options = llama.default_options(args.max_new_tokens);
     options.seed = args.seed;
@@ -106,7 +107,7 @@ fn generate_options(llama: &Llama, args: &SamplingArgs) -> GenerateOptions {
     options
 }
 
-/// Tokens a second.
+/// Tokens per second.
 fn rate(tokens: usize, duration: std::time::Duration) -> f64 {
     tokens as f64 / duration.as_secs_f64().max(1e-9)
 }

@@ -50,7 +50,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let stopped = Arc::new(AtomicBool::new(false));
     if !matches!(options.method, Method::Round { .. }) {
         let stopped = stopped.clone();
-        // Without a handler the program ends at once, and goes on the next time all the same.
+        // Without a handler Ctrl-C ends the program at once; the next run resumes all the same.
         if let Err(error) = ctrlc::set_handler(move || stopped.store(true, Ordering::Relaxed)) {
             tracing::debug!(%error, "no handler of Ctrl-C");
         }
@@ -134,7 +134,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     ))?)
 }
 
-/// The method, with the samples of its calibration.
+/// The method, with its calibration samples.
 fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
     if args.method == MethodName::Rtn {
         return match (args.awq, args.calibration.is_empty()) {
@@ -181,7 +181,8 @@ fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
     })
 }
 
-/// How many layers are quantised otherwise than by `spec`, and how.
+/// Describes the layers that are quantised with another spec than `spec`: their number and their
+/// spec.
 fn others(report: &QuantizeReport, spec: &QuantSpec) -> String {
     let mut counts: Vec<(QuantSpec, usize)> = Vec::new();
     for layer in report.quantized.iter().filter(|layer| layer.spec != *spec) {
@@ -196,7 +197,7 @@ fn others(report: &QuantizeReport, spec: &QuantSpec) -> String {
         .collect()
 }
 
-/// A line for each layer that a quantiser knows the loss of, or that needs a note.
+/// Prints a line for each layer whose loss is known, or that needs a note.
 fn losses(report: &QuantizeReport) -> Result<(), CliError> {
     let row = |layer: &QuantizedLayer| {
         let found = layer.loss.as_ref()?;

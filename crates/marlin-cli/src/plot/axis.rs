@@ -1,18 +1,18 @@
-//! An axis of a plot: where values are in pixels, and which of them have ticks.
+//! An axis of a plot: the pixel of each value, and the values that have ticks.
 
-/// The values of one direction, and where they are in pixels.
+/// The range of values in one direction, and the pixels that it maps to.
 pub(super) struct Axis {
     low: f64,
     high: f64,
-    /// Where `low` and `high` are.
+    /// The pixel of `low`; `end` is the pixel of `high`.
     pub start: i32,
     pub end: i32,
     is_logarithmic: bool,
 }
 
 impl Axis {
-    /// An axis with room around the values; logarithmic if some are several times as large as
-    /// others.
+    /// Creates an axis with room around the values. It is logarithmic if the largest value is
+    /// several times the smallest.
     pub fn new(values: impl Iterator<Item = f64>, start: i32, end: i32) -> Self {
         let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
             (low.min(value), high.max(value))
@@ -20,7 +20,7 @@ impl Axis {
         let is_logarithmic = low > 0.0 && high > 5.0 * low;
         let scale = |value: f64| if is_logarithmic { value.ln() } else { value };
         let (low, high) = (scale(low), scale(high));
-        // One model alone has room around it, too.
+        // A single model has room around it, too.
         let room = if high > low {
             0.1 * (high - low)
         } else {
@@ -45,7 +45,7 @@ impl Axis {
         self.start + (part * f64::from(self.end - self.start)).round() as i32
     }
 
-    /// Places with round values.
+    /// The ticks: pixels and labels of round values.
     pub fn ticks(&self) -> Vec<(i32, String)> {
         let values: Vec<(f64, usize)> = if self.is_logarithmic {
             let decades = (self.low / std::f64::consts::LN_10).floor() as i32

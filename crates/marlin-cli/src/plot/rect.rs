@@ -1,4 +1,4 @@
-//! Rectangles in pixels, and free places for labels.
+//! Rectangles in pixels, and the search for free places for labels.
 
 use super::RADIUS;
 
@@ -59,7 +59,7 @@ impl Rect {
         points.any(|point| self.nearest(point) == point)
     }
 
-    /// The line to a point that is not beside the rectangle.
+    /// The line from a point to the rectangle, or `None` if the point is close to it.
     pub fn line_from(&self, (x, y): (i32, i32)) -> Option<[(i32, i32); 2]> {
         let near = self.nearest((x, y));
         let distance = (near.0 - x).abs().max((near.1 - y).abs());
@@ -67,8 +67,9 @@ impl Rect {
     }
 }
 
-/// A place for a label of a size: in the frame, near the point with the bar `own`, and off all
-/// others. A line to the point crosses none of `others`, where such a place is left.
+/// Finds a place for a label of the given size: in the frame, near the point with the bar `own`,
+/// and clear of `own`, `line` and `others`. If possible, the line from the label to the point
+/// crosses none of `others`.
 pub(super) fn free_rect(
     (x, y): (i32, i32),
     (width, height): (i32, i32),
@@ -77,7 +78,7 @@ pub(super) fn free_rect(
     others: &[Rect],
     line: &Rect,
 ) -> Rect {
-    /// Pixels between places that are tried.
+    /// The distance in pixels between the places that are tried.
     const STEP: usize = 4;
     let at = |left: i32, top: i32| Rect {
         left,
@@ -86,7 +87,7 @@ pub(super) fn free_rect(
         bottom: top + height,
     };
     let beside = at(x + 2 * RADIUS, y - height / 2);
-    // Right beside the point, and every few pixels from there.
+    // The candidates: directly beside the point, and every few pixels from there.
     let first = |from: i32, low: i32| low + 1 + (from - low - 1).rem_euclid(STEP as i32);
     let lefts = (first(beside.left, frame.left)..frame.right - width).step_by(STEP);
     let places = lefts.flat_map(|left| {
@@ -100,8 +101,8 @@ pub(super) fn free_rect(
             .chain(others)
             .any(|other| other.overlaps(rect))
     };
-    // Near, level with the point or in the middle over or under it, rather to the right than to the
-    // left.
+    // Prefers places near the point, level with it or centred above or below it, and to its right
+    // rather than its left.
     let cost = |rect: &Rect| {
         let (near_x, near_y) = rect.nearest((x, y));
         let distance = f64::from((near_x - x).pow(2) + (near_y - y).pow(2)).sqrt();

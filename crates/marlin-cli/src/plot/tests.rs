@@ -91,7 +91,7 @@ fn every_model_has_its_label_whatever_is_in_its_name() {
     assert!(!texts.concat().contains(char::is_control));
 }
 
-/// The text of a PNG is there without any font of the system: without it, pixels differ.
+/// The text of a PNG is drawn without any font of the system: without the text, pixels differ.
 #[test]
 fn a_png_has_text() {
     let pixels = |plot: &Plot| Pixmap::decode_png(&png(&plot.svg().unwrap()).unwrap()).unwrap();
@@ -187,11 +187,11 @@ fn ticks_are_round_and_few() {
         for (place, label) in ticks {
             assert!((0..=400).contains(&place), "{label} at {place}");
             let value: f64 = label.parse().unwrap();
-            // It stands where its value is.
+            // The tick is at the place of its value.
             assert!((axis.place(value) - place).abs() <= 1, "{label}");
         }
     }
-    // One value alone.
+    // A single value.
     assert!(Axis::new([5.37].into_iter(), 0, 100).ticks().len() > 1);
 }
 

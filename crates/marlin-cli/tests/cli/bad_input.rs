@@ -1,5 +1,5 @@
-//! Inputs that the program refuses: the message names the file or tensor and both sides, and
-//! nothing is left behind.
+//! Inputs that the program refuses. The message names the file or tensor and both conflicting
+//! values, and no file is left behind.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::support::{
     write_safetensors,
 };
 
-/// A run of every command that opens a model's weights.
+/// The arguments of every command that opens a model's weights.
 fn commands(dir: &Path) -> Vec<Vec<OsString>> {
     vec![
         args!["generate", dir, "--device", "flex", "--prompt", "A"],
@@ -53,7 +53,7 @@ fn truncated_weights_are_refused_with_both_sizes() {
     refuse(&args!["quantize", &folder.source, &folder.target], &words);
     assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
 
-    // Not even the length of the header is there.
+    // The file is too short for the length of the header.
     file.set_len(5).unwrap();
     faults(&folder.source, &["model.safetensors", "5 bytes", "8 bytes"]);
 }
@@ -330,7 +330,7 @@ fn a_conversation_that_is_not_utf8_is_refused() {
     );
 }
 
-/// Only without such a GPU; with one, there is nothing to refuse.
+/// Runs only on a machine without such a GPU; with one, there is nothing to refuse.
 #[test]
 fn a_device_that_is_not_there_is_refused_by_name() {
     #[cfg(feature = "cuda")]

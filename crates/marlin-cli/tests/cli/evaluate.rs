@@ -1,4 +1,4 @@
-//! `evaluate`: several texts, and plots.
+//! Tests of `evaluate`: several texts, and plots.
 
 use std::fs;
 
@@ -129,7 +129,7 @@ fn plots_are_drawn_as_svg_and_png() {
     args.extend(args!["--plot", &missing]);
     let run = run_with_input(&args, b"");
     assert_eq!(run.code, Some(1));
-    // Nothing that was computed is lost.
+    // The computed results are printed all the same.
     assert!(
         run.stdout.contains("over 63 tokens") && run.stderr.contains("missing/plot.svg"),
         "{}{}",

@@ -1,10 +1,11 @@
-//! `inspect`.
+//! Tests of `inspect`.
 
 use serde_json::{Value, json};
 
 use crate::support::{Folder, args, cells, command, shipped, succeed, succeed_json};
 
-/// Weights of the tiny model: those of the projections, and the others.
+/// The number of weights in the projections of the tiny model; `OTHERS` is the number of its other
+/// weights.
 const PROJECTIONS: usize = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256);
 const OTHERS: usize = 4096 * 256 + 5 * 256;
 
@@ -40,7 +41,7 @@ fn inspect_counts_weights_and_bytes() {
         "--json"
     ]);
     assert_eq!(quantized["weights"], PROJECTIONS + OTHERS);
-    // 16 bytes a layer hold the shape.
+    // The shape takes 16 bytes in each layer.
     let bytes = 2 * OTHERS + PROJECTIONS * 33 / 64 + 14 * 16;
     assert_eq!(quantized["bytes"], bytes);
     let bits = quantized["bits_per_weight"].as_f64().unwrap();
@@ -73,7 +74,7 @@ fn inspect_prints_equal_layers_in_one_line_and_the_total() {
     let folder = Folder::tiny_quantized();
     let text = succeed(&args!["inspect", &folder.target, "--device", "flex"]);
     let lines: Vec<&str> = text.lines().collect();
-    // Nine of each of the two layers, the embedding and the last norm.
+    // Nine tensors of each of the two layers, the embedding and the last norm.
     assert_eq!(lines.len(), 1 + 9 + 2 + 1, "{text}");
     assert_eq!(
         cells(lines[0]),

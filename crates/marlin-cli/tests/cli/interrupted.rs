@@ -1,5 +1,5 @@
-//! `quantize --method gptq`, killed at random moments and with a full disk: it goes on, to the same
-//! bytes.
+//! Tests that `quantize --method gptq`, killed at random moments or run with a full disk, resumes
+//! and writes the same bytes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::support::{Folder, args, command, heldout, seed, succeed, succeed_json};
 
-/// Kills of a test.
+/// The number of times that a test kills the program.
 const KILLS: u32 = 10;
 
 /// Arguments that calibrate a model on a few samples.
@@ -52,7 +52,7 @@ fn contents(dir: &Path) -> BTreeMap<OsString, Vec<u8>> {
         .collect()
 }
 
-/// Names and bytes are those of another folder.
+/// Asserts that the files of a folder have the expected names and bytes.
 #[track_caller]
 fn assert_same(found: &Path, expected: &BTreeMap<OsString, Vec<u8>>) {
     let found = contents(found);
@@ -67,7 +67,7 @@ fn assert_same(found: &Path, expected: &BTreeMap<OsString, Vec<u8>>) {
     }
 }
 
-/// These names are in the folder of the source, and nothing else.
+/// Asserts that the folder beside the source has exactly these names.
 #[track_caller]
 fn expect_beside(folder: &Folder, expected: &[&str]) {
     let mut found = folder.leftovers();
@@ -102,7 +102,7 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bytes() {
     let args = gptq(&folder.source, &folder.target);
     let (mut kills, mut complete) = (0, 0);
     while kills < KILLS {
-        // One in each part of the length, from early to late.
+        // One kill in each tenth of a run's length, from early to late.
         let part = (f64::from(kills) + rng.random::<f64>()) / f64::from(KILLS);
         let moment = length.mul_f64(part);
         let mut child = command(&args).spawn().unwrap();
@@ -111,8 +111,8 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bytes() {
         let status = child.wait().unwrap();
         println!("{part:.2} of {length:?}: {status}");
         if status.success() {
-            // What was done before has brought it to its end: that is right, too, and the kill is
-            // tried on a run from the beginning.
+            // The work of earlier runs let this run finish before the kill. That is correct, too;
+            // the kill is tried again on a run from the beginning.
             assert_same(&folder.target, &expected);
             fs::remove_dir_all(&folder.target).unwrap();
             complete += 1;
@@ -131,8 +131,8 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bytes() {
     expect_beside(&folder, &["target", "whole"]);
 }
 
-/// A limit to the size of files in place of a full disk: the system refuses to write in the middle
-/// of a file, as it does there.
+/// A limit on file sizes stands for a full disk: in both cases the system refuses to write in the
+/// middle of a file.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_on_a_full_disk_names_the_file_and_goes_on_later() {
@@ -141,8 +141,8 @@ fn a_run_on_a_full_disk_names_the_file_and_goes_on_later() {
     succeed(&gptq(&folder.source, &whole));
     let expected = contents(&whole);
     let args = gptq(&folder.source, &folder.target);
-    // Blocks of 512 bytes: 50 kB hold no block of the model, 1 MB each of its blocks but not the
-    // target.
+    // The limit is in units of 512 bytes. 50 kB hold no block of the model; 1 MB holds each of its
+    // blocks but not the target.
     for (limit, kept) in [(100, 0), (2000, 2)] {
         let script = format!("trap '' XFSZ; ulimit -f {limit}; exec \"$@\"");
         let program = command(&args);

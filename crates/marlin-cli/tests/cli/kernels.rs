@@ -1,4 +1,4 @@
-//! `kernels`.
+//! Tests of `kernels`.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn kernels_name_what_runs_each_layer_and_why() {
         "--json"
     ]);
     let rows = kernels.as_array().unwrap();
-    // q, k, v are one matmul, and gate, up: four a layer, and the head.
+    // q, k and v are one matmul, and so are gate and up: four matmuls in each layer, and the head.
     assert_eq!(rows.len(), (2 * 4 + 1) * 4);
     let (head, layers): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["layer"] == "lm_head");
     assert_eq!(
@@ -26,13 +26,13 @@ fn kernels_name_what_runs_each_layer_and_why() {
             .collect::<Vec<_>>(),
         ["host", "host", "Burn's matmul", "Burn's matmul"]
     );
-    // The norms before the layers' inputs, but for the first one, are part of their matmuls.
+    // The norms before the layers' inputs, except the first norm, are part of their matmuls.
     let after_norm = layers
         .iter()
         .filter(|row| row["prologue"] == "norm before")
         .count();
     assert_eq!(after_norm, 3 * 4);
-    // SwiGLU is part of gate and up's.
+    // SwiGLU is part of the matmul of gate and up.
     let with_swiglu: Vec<_> = layers
         .iter()
         .filter(|row| row["epilogue"] == "SwiGLU after")
@@ -45,7 +45,7 @@ fn kernels_name_what_runs_each_layer_and_why() {
         "{with_swiglu:?}"
     );
     for row in layers {
-        // Whatever the rows.
+        // The kernel is the same for any number of rows.
         assert_eq!(row["kernel"], "host", "{row}");
         assert!(row["reason"].as_str().unwrap().contains("Flex"), "{row}");
         assert_eq!(row["format"], "int4 g128 f16");
@@ -56,8 +56,8 @@ fn kernels_name_what_runs_each_layer_and_why() {
         .unwrap();
     assert_eq!([&row["k"], &row["n"]], [256, 1024]);
 
-    // The two layers are equal but for the norm before the first one: their other three matmuls
-    // have a line each for both M.
+    // The two layers differ only in the norm before the first one: their other three matmuls share
+    // a line for each of the two M.
     let print = |more: Option<&str>| {
         let mut args = args!["kernels", &folder.target, "--device", "flex"];
         args.extend(more.map(Into::into));

@@ -1,4 +1,5 @@
-//! `quantize`: the specs and forms that it writes, and what they cost a model.
+//! Tests of `quantize`: the specs and file formats that it writes, and their effect on a model's
+//! perplexity.
 
 use serde_json::{Value, json};
 
@@ -76,7 +77,7 @@ fn quantize_reports_the_same_numbers_as_inspect() {
     }
 }
 
-/// Bits per weight are 4, a scale of 16 a group, and a zero point of 4 a group.
+/// A weight takes 4 bits; each group adds a scale of 16 bits and a zero point of 4 bits.
 #[test]
 fn every_group_size_with_and_without_zero_points_is_written_and_runs() {
     let folder = Folder::tiny();
@@ -118,7 +119,7 @@ fn every_group_size_with_and_without_zero_points_is_written_and_runs() {
     }
 }
 
-/// Bits per weight are 8, a scale of 16 a group, and a zero point of 8 a group.
+/// A weight takes 8 bits; each group adds a scale of 16 bits and a zero point of 8 bits.
 #[test]
 fn eight_bits_are_written_and_run() {
     let folder = Folder::tiny();
@@ -166,7 +167,7 @@ fn eight_bits_are_written_and_run() {
             .iter()
             .filter(|row| row["format"] == report["format"] && row["kernel"] == "host")
             .count();
-        // Four matmuls a layer.
+        // Four matmuls in each layer.
         assert_eq!(packed, 8, "{kernels}");
 
         let ids = "1,2,3";
@@ -256,7 +257,8 @@ fn gptq_files_are_written() {
     ]);
 }
 
-/// Scales in f16 would round them to more than they are; the program says which option holds them.
+/// Scales in f16 would round small weights to larger values; the program names the options that
+/// represent them.
 #[test]
 fn scales_of_small_weights_are_bf16_or_f32() {
     let folder = Folder::tiny();

@@ -1,4 +1,4 @@
-//! `quantize` with calibration and with pruning.
+//! Tests of `quantize` with calibration and with pruning.
 
 use serde_json::{Value, json};
 
@@ -37,7 +37,8 @@ fn awq_writes_the_norms_that_it_divides() {
     let norm = |dir: &std::path::Path| {
         read_safetensors(&dir.join("model.safetensors")).1[place(dir)].to_vec()
     };
-    // A few features that are 20 times as large as the others, where scales pay for any weights.
+    // A few features are 20 times as large as the others, so that scaling reduces the error for any
+    // weights.
     let file = folder.source.join("model.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
     let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -72,7 +73,7 @@ fn awq_writes_the_norms_that_it_divides() {
     }
 }
 
-/// More than the worker's memory has room for, in one call of the tokenizer.
+/// The document is larger than the worker's memory allows in one call of the tokenizer.
 #[test]
 fn a_document_of_ten_megabytes_is_calibrated_on() {
     let folder = Folder::tiny();
@@ -125,8 +126,8 @@ fn a_pruned_model_stores_two_of_every_four_weights() {
     ]);
     assert_eq!(report["format"], "int4 g128 f16 2:4");
     let layers = report["quantized"].as_array().unwrap();
-    // Four bits of every weight, with the zeros that readers of compressed-tensors expect, and a
-    // scale of 16 for 128.
+    // Four bits for every weight, including the zeros that readers of compressed-tensors expect,
+    // and a scale of 16 bits for 128 weights.
     assert!(
         layers
             .iter()
@@ -158,8 +159,8 @@ fn a_pruned_model_stores_two_of_every_four_weights() {
         "2"
     ]);
 
-    // Two bits of every weight, and one of metadata, make the same model, of which few readers are
-    // left.
+    // Two bits for every weight, and one of metadata, store the same model, in a format that few
+    // readers support.
     let kept = folder.beside("kept");
     let run = run_with_input(
         &args![

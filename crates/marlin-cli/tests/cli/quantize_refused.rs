@@ -1,4 +1,4 @@
-//! What `quantize` refuses, with nothing written.
+//! Tests of what `quantize` refuses without writing anything.
 
 use serde_json::json;
 
@@ -94,7 +94,7 @@ fn a_layer_that_two_of_four_do_not_fit_is_refused_before_anything_is_written() {
         "--exclude",
         "re:.*mlp"
     ];
-    // After the warning that few read the form.
+    // The refusal follows the warning that few readers support the format.
     let run = run_with_input(&dense, b"");
     assert!(
         run.code == Some(1) && run.stdout.is_empty(),

@@ -1,4 +1,5 @@
-//! Malicious folders: each is an error, soon, and without much memory. `inspect` finds every fault.
+//! Malicious folders: each is refused with an error, quickly and without much memory. `inspect`
+//! finds every fault.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -15,13 +16,13 @@ use crate::support::{
     Folder, args, command, faults, read_json, read_safetensors, succeed, write_safetensors,
 };
 
-/// The longest that a refusal may take. A worker stops a template or a tokenizer after four
+/// The longest time that a refusal may take. A worker stops a template or a tokenizer after four
 /// seconds; the rest is for a busy machine.
 const MOST_TIME: Duration = Duration::from_secs(10);
-/// The memory of the program itself, at most; its workers have a limit of their own.
+/// The most memory that the program itself may take. Its workers have a limit of their own.
 const MOST_MEMORY: usize = 1 << 30;
 
-/// Runs arguments that must be refused with an error that has all of `words`.
+/// Runs the program with arguments that it must refuse, with an error that has all of `words`.
 #[track_caller]
 fn refuse_soon(args: &[OsString], input: &[u8], words: &[&str]) {
     let start = Instant::now();
@@ -90,13 +91,14 @@ fn inspect(dir: &Path) -> Vec<OsString> {
     args!["inspect", dir, "--device", "flex"]
 }
 
-/// Writes a file whose tensors are a hole of so many bytes; false if the file system has none.
+/// Writes a file whose tensors are a hole of `bytes` bytes. Returns false if the file system does
+/// not support holes.
 fn write_hole(path: &Path, header: &Value, bytes: usize) -> bool {
     write_safetensors(path, header, &[]);
     extend(path, bytes)
 }
 
-/// Adds a hole of so many bytes to a file; false if the file system has none.
+/// Adds a hole of `bytes` bytes to a file. Returns false if the file system does not support holes.
 fn extend(path: &Path, bytes: usize) -> bool {
     let file = File::options().write(true).open(path).unwrap();
     file.set_len(file.metadata().unwrap().len() + bytes as u64)
@@ -147,7 +149,8 @@ fn files_that_never_end_or_never_begin_are_refused() {
         );
         faults(&folder.source, &[name, "not a regular file"]);
         link(name, &path);
-        // A link to itself is as good as none; weights and optional files are reported differently.
+        // A link to itself has the effect of a missing file; for weights and optional files the
+        // report differs.
         if ["config.json", "tokenizer.json"].contains(&name) {
             refuse_soon(&generate(&folder.source), b"", &[name]);
         }
@@ -185,7 +188,7 @@ fn what_a_header_declares_is_not_allocated() {
     let folder = Folder::tiny();
     let path = folder.source.join("model.safetensors");
     let (mut header, _) = read_safetensors(&path);
-    // 256 GB of an embedding, of which the file is only a hole.
+    // An embedding of 256 GB, whose data is only a hole in the file.
     let (vocab, hidden) = (1usize << 20, 1usize << 16);
     header = json!({ "model.embed_tokens.weight": { "dtype": "F32", "shape": [vocab, hidden], "data_offsets": [0, vocab * hidden * 4] },
         "__metadata__": header["__metadata__"] });
@@ -202,16 +205,16 @@ fn what_a_header_declares_is_not_allocated() {
         b"",
         &["274877906944 bytes", "free"],
     );
-    // It looks at a sample of the embedding, and nothing else: the memory of the pages that it
-    // reads counts as its own.
+    // `inspect` reads only a sample of the embedding: the pages of the file that it reads count as
+    // its memory.
     refuse_soon(
         &inspect(&folder.source),
         b"",
         &["274877906944 bytes", "model.layers.0.mlp.down_proj.weight"],
     );
 
-    // The same twice, the second as a head, which is compared with the embedding where the config
-    // ties them.
+    // The same tensor twice, the second as the head, which is compared with the embedding if the
+    // config ties them.
     let bytes = vocab * hidden * 4;
     let mut twice = header.clone();
     twice["lm_head.weight"] =
@@ -219,7 +222,7 @@ fn what_a_header_declares_is_not_allocated() {
     write_hole(&path, &twice, 2 * bytes);
     refuse_soon(&inspect(&folder.source), b"", &["549755813888 bytes"]);
 
-    // Quantised layers, of which each would fit the memory; the model has two of them.
+    // 100 quantised layers, each of which would fit in memory; the model has two of them.
     let (n, words) = (1usize << 15, 1usize << 13);
     let (packed, all) = (n * words * 4, n * words * 4 + n * 4);
     let mut layers = json!({});
@@ -391,7 +394,7 @@ fn inspect_finds_every_fault() {
     let folder = Folder::tiny_quantized();
     let dir = &folder.target;
     succeed(&args!["inspect", dir, "--device", "flex"]);
-    // A scale that is none, a tensor that is missing, one that is too many, a head of another
+    // A scale that is not a number, a missing tensor, an additional tensor, a norm of another
     // shape, a broken template, another tokenizer.
     let path = dir.join("model.safetensors");
     let (mut header, mut data) = read_safetensors(&path);

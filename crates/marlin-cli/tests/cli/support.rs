@@ -1,4 +1,4 @@
-//! Running the program, and folders to run it on.
+//! Helpers that run the program, and the folders to run it on.
 
 #[path = "../../../../tests/src/seed.rs"]
 pub mod seed;
@@ -14,7 +14,7 @@ use marlin_llama::{LlamaConfig, LlamaModel, save_float};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Arguments from texts and references to paths.
+/// Builds arguments from texts and references to paths.
 macro_rules! args {
     ($($arg:expr),* $(,)?) => { Vec::from([$(std::ffi::OsString::from($arg)),*]) };
 }
@@ -27,8 +27,8 @@ pub struct Run {
     pub stderr: String,
 }
 
-/// The program with arguments, nothing from the environment that changes its output, and no kernels
-/// on disk.
+/// The program with arguments, without environment variables that change its output, and without
+/// kernels on disk.
 pub fn command(args: &[OsString]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-marlin"));
     command
@@ -55,7 +55,7 @@ pub fn run_with_input(args: &[OsString], input: &[u8]) -> Run {
     }
 }
 
-/// Standard output of a run that must succeed.
+/// Runs the program, which must succeed, and returns its standard output.
 #[track_caller]
 pub fn succeed(args: &[OsString]) -> String {
     let run = run_with_input(args, b"");
@@ -63,14 +63,14 @@ pub fn succeed(args: &[OsString]) -> String {
     run.stdout
 }
 
-/// The same, as JSON.
+/// Runs the program, which must succeed, and returns its standard output as JSON.
 #[track_caller]
 pub fn succeed_json(args: &[OsString]) -> Value {
     serde_json::from_str(&succeed(args)).unwrap()
 }
 
-/// Runs arguments that must be refused: exit code 1, nothing on standard output, a message on
-/// standard error with all of `words`.
+/// Runs the program with arguments that it must refuse: exit code 1, nothing on standard output, a
+/// message on standard error with all of `words`.
 #[track_caller]
 pub fn refuse(args: &[OsString], words: &[&str]) {
     let run = run_with_input(args, b"");
@@ -91,7 +91,7 @@ pub fn refuse(args: &[OsString], words: &[&str]) {
 }
 
 /// Runs `inspect`, which must find faults: exit code 1, a line for each on standard error, with all
-/// of `words` among them. Gives the faults.
+/// of `words` among them. Returns the faults.
 #[track_caller]
 pub fn faults(dir: &Path, words: &[&str]) -> Vec<String> {
     let run = run_with_input(&args!["inspect", dir, "--device", "flex"], b"");
@@ -134,7 +134,7 @@ pub fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/train-tiny-llama/model")
 }
 
-/// The text that the shipped model was not trained on.
+/// The held-out text, which the shipped model was not trained on.
 pub fn heldout() -> PathBuf {
     shipped().join("../heldout.txt")
 }
@@ -142,7 +142,7 @@ pub fn heldout() -> PathBuf {
 /// Held while random weights are drawn.
 static DRAWING: Mutex<()> = Mutex::new(());
 
-/// A temporary folder with the model `source`, and nothing else.
+/// A temporary folder that contains only the model `source`.
 pub struct Folder {
     parent: TempDir,
     /// The model.
@@ -162,13 +162,13 @@ impl Folder {
         }
     }
 
-    /// A random model in f16 with the shipped tokenizer. Its projections have K = 256, but for
-    /// `down_proj` with K = 512.
+    /// A random model in f16 with the shipped tokenizer. Its projections have K = 256, except
+    /// `down_proj`, which has K = 512.
     pub fn tiny() -> Self {
         Self::with_config(json!({}))
     }
 
-    /// The same with other fields in its config.
+    /// The [`tiny`](Self::tiny) model with other fields in its config.
     pub fn with_config(fields: Value) -> Self {
         let mut config = json!({
             "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
@@ -205,7 +205,7 @@ impl Folder {
         folder
     }
 
-    /// The shipped model in 4 bits, in `target`; `source` is not there.
+    /// The shipped model in 4 bits, in `target`; `source` does not exist.
     pub fn shipped_quantized() -> Self {
         let folder = Self::empty();
         succeed(&args!["quantize", shipped(), &folder.target]);
@@ -262,7 +262,7 @@ pub fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// A safetensors file in its parts: the header, and the bytes of all tensors.
+/// Reads a safetensors file: returns the header, and the bytes of all tensors.
 pub fn read_safetensors(path: &Path) -> (Value, Vec<u8>) {
     let bytes = std::fs::read(path).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

@@ -1,4 +1,4 @@
-//! `generate`, `perplexity` and `logits`.
+//! Tests of `generate`, `perplexity` and `logits`.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -154,14 +154,14 @@ fn generation_ends_with_the_limit_or_the_cache() {
         &["--max-len", "8", "--temperature", "0", "--json"],
     ));
     assert_eq!(full["stop_reason"], "the cache is full");
-    // The last token is chosen from eight positions and needs none.
+    // The last token is chosen from the logits of the eighth position and takes no position itself.
     assert_eq!(
         full["prompt_tokens"].as_u64().unwrap() + full["tokens"].as_array().unwrap().len() as u64,
         9
     );
 }
 
-/// A prompt may be longer than an argument, of which Linux takes 128 kB.
+/// A prompt may be longer than an argument, which Linux limits to 128 kB.
 #[test]
 fn a_prompt_comes_from_a_file_or_from_standard_input() {
     let folder = Folder::tiny();
@@ -192,7 +192,7 @@ fn a_prompt_comes_from_a_file_or_from_standard_input() {
         run.stderr
     );
 
-    // All of it is read: 200 kB are more tokens than the model has positions.
+    // The whole file is read: 200 kB are more tokens than the model has positions.
     let long = "word ".repeat(40_000);
     std::fs::write(&path, &long).unwrap();
     refuse(

@@ -124,6 +124,7 @@ impl<T: HostFloat> Attention<'_, T> {
             max_len,
             ..
         } = self.shape;
+        let cache = self.shape.cache();
         let mut out = vec![T::default(); rows.len() * heads * head_dim];
         let width = (heads + 2 * kv_heads) * head_dim;
         for ((row, qkv), out) in rows
@@ -148,7 +149,7 @@ impl<T: HostFloat> Attention<'_, T> {
                 .collect();
             for head in 0..kv_heads {
                 let of_head = head * head_dim..(head + 1) * head_dim;
-                let place = ((slot * kv_heads + head) * max_len + position) * head_dim;
+                let place = cache.element(slot, head, position);
                 let rotated = self.rotated(&new_keys[of_head.clone()], 1, position);
                 keys[place..place + head_dim]
                     .iter_mut()
@@ -166,8 +167,8 @@ impl<T: HostFloat> Attention<'_, T> {
                 kv_heads,
                 2 * queries.len() * (position + 1 - first),
                 |head| {
-                    let start = (slot * kv_heads + head) * max_len;
-                    let part = (start + first) * head_dim..(start + position + 1) * head_dim;
+                    let part =
+                        cache.element(slot, head, first)..cache.element(slot, head, position + 1);
                     // SAFETY: each task writes only the outputs of the query heads of its own key head.
                     let out = unsafe { out.part(head, 0, group * head_dim) };
                     let queries = &queries[head * group * head_dim..][..group * head_dim];

@@ -6,7 +6,6 @@
 //! per sequence.
 
 pub mod attention;
-mod cache;
 mod embed;
 pub mod flash;
 mod glu;
@@ -19,7 +18,8 @@ mod shape;
 #[cfg(feature = "inspect")]
 mod source;
 
-pub use cache::{CacheShape, write_cache};
+pub use crate::cache::CacheShape;
+pub use crate::cache::write::write_cache;
 pub use embed::{EmbedArgs, embed};
 pub use glu::{SiluMulArgs, silu_mul};
 pub use likelihood::{LikelihoodArgs, log_likelihoods};

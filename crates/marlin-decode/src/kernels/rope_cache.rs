@@ -3,6 +3,7 @@
 
 use super::Row;
 use super::attention::{AttentionShape, AttentionTarget};
+use crate::cache::head_start;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::{calculate_cube_count_elemwise, ir::ElemType};
@@ -266,8 +267,13 @@ fn rotate_and_write<F: Float, N: Size>(
                     queries[((row * lengths.heads + head) * vectors + vector) as usize] = out;
                 } else {
                     let kv_head = (head - lengths.heads) % lengths.kv_heads;
-                    let cache = (slot * lengths.kv_heads + kv_head) as usize
-                        * (lengths.max_len * vectors) as usize;
+                    let cache = head_start::<usize>(
+                        slot,
+                        kv_head,
+                        lengths.kv_heads,
+                        lengths.max_len,
+                        vectors,
+                    );
                     let place = cache + (position * vectors + vector) as usize;
                     if is_value {
                         values[place] = out;

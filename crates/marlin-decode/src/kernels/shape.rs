@@ -17,7 +17,7 @@ pub struct RowsShape {
 
 impl RowsShape {
     /// Checks that `end`, one past the last index used, is at most `limit`.
-    pub(super) fn expect_within(
+    pub(crate) fn expect_within(
         &self,
         what: &'static str,
         end: usize,

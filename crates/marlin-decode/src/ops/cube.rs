@@ -155,13 +155,7 @@ impl DecodeBackend for CubeBackend {
         slot: usize,
         start: usize,
     ) -> FloatTensor<Self> {
-        let [slots, kv_heads, max_len, head_dim] = cache.shape().dims();
-        let cache_shape = CacheShape {
-            slots,
-            kv_heads,
-            max_len,
-            head_dim,
-        };
+        let cache_shape = CacheShape::from(cache.shape().dims());
         let (client, shape) = (new.client.clone(), rows_shape(&new));
         launched(kernels::write_cache(
             &client,

@@ -1,6 +1,7 @@
 //! The operations on Burn's Flex backend: Rust on the CPU.
 
 use super::DecodeBackend;
+use crate::cache::CacheShape;
 use crate::host::{self, Attention};
 use crate::kernels::attention::AttentionShape;
 use crate::kernels::sample::{BITMAPS, sample_host};
@@ -261,15 +262,15 @@ fn write_cache<T: Float>(
     slot: usize,
     start: usize,
 ) -> FloatTensor<Flex> {
-    let ([_, heads, max_len, head_dim], [_, _, seq, _]) =
-        (cache.shape().dims(), new.shape().dims());
+    let (shape, [_, _, seq, head_dim]) =
+        (CacheShape::from(cache.shape().dims()), new.shape().dims());
     let (mut cache, new) = (owned(cache), as_type::<T>(new));
     let memory = cache.storage_mut::<T>();
     for (head, new) in values::<T>(&new)
         .chunks_exact((seq * head_dim).max(1))
         .enumerate()
     {
-        let place = ((slot * heads + head) * max_len + start) * head_dim;
+        let place = shape.element(slot, head, start);
         memory[place..place + new.len()].copy_from_slice(new);
     }
     cache

@@ -1,4 +1,4 @@
-//! The clusters of thread blocks that a card runs at the same time, as the driver gives them.
+//! Queries the driver for the number of thread block clusters that a card runs at the same time.
 
 use super::ClustersAtOnce;
 use cubecl::client::Client;
@@ -9,12 +9,13 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 
-/// Threads of a block that is counted: with all of the shared memory only one is on a
-/// multiprocessor, whatever its threads.
+/// Threads of each block in the occupancy query. A block takes all of the shared memory, so a
+/// multiprocessor holds one block whatever its thread count.
 const THREADS: u32 = 128;
 
-/// Asks the driver, once for each card of a process. Where it does not answer, the assumption for a
-/// card of as many multiprocessors holds, and the reason is logged.
+/// Returns the clusters that a card runs at the same time. The driver is asked once per card and
+/// process. If it does not answer, the result is the assumption for a card of as many
+/// multiprocessors, and the reason is logged.
 pub(super) fn at_once(
     client: &Client,
     multiprocessors: usize,
@@ -24,8 +25,8 @@ pub(super) fn at_once(
     let ordinal = client.service_id().device.index_id as usize;
     let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
     *asked.get_or_insert_default().entry(ordinal).or_insert_with(|| {
-        // On a thread of its own, because the driver binds the card's context to the thread that
-        // asks.
+        // The query runs on a thread of its own, because the driver binds the card's context to the
+        // thread that asks.
         let answer = std::thread::spawn(move || ask(ordinal, shared_limit)).join();
         match answer {
             Ok(Ok(clusters)) => clusters,
@@ -38,8 +39,8 @@ pub(super) fn at_once(
     })
 }
 
-/// The clusters of blocks that take all of a multiprocessor's shared memory (CUDA driver API,
-/// `cuOccupancyMaxActiveClusters`).
+/// Asks the driver for the number of resident clusters whose blocks take all of a multiprocessor's
+/// shared memory (CUDA driver API, `cuOccupancyMaxActiveClusters`).
 fn ask(ordinal: usize, shared_limit: usize) -> Result<ClustersAtOnce, DriverError> {
     let context = CudaContext::new(ordinal)?;
     let module = context.load_module(Ptx::from_src(empty_kernels()))?;
@@ -66,7 +67,7 @@ fn name(blocks: u32) -> String {
     format!("clusters_of_{blocks}")
 }
 
-/// Kernels that do nothing, one for each size of a cluster (PTX ISA, `.reqnctapercluster`).
+/// Returns the PTX of empty kernels, one for each cluster size (PTX ISA, `.reqnctapercluster`).
 fn empty_kernels() -> String {
     let mut text = String::from(".version 7.8\n.target sm_90\n.address_size 64\n");
     for blocks in 1..=ClustersAtOnce::MOST_BLOCKS as u32 {

@@ -1,4 +1,4 @@
-//! The devices that kernels run on, as far as the choice and the launch of a kernel depend on them.
+//! The device properties on which the choice and the launch of a kernel depend.
 
 #[cfg(feature = "cuda")]
 mod clusters;
@@ -14,13 +14,13 @@ use cubecl_common::device::DeviceId;
 use cubecl_cuda::CudaRuntime;
 use std::fmt;
 
-/// The compute capability, 80 for 8.0, that brought `cp.async` and `mma.m16n8k16`.
+/// The first compute capability (80 for 8.0) with `cp.async` and `mma.m16n8k16`.
 pub const MIN_CAPABILITY: u32 = 80;
 
-/// The compute capability that has `wgmma`: later cards do not.
+/// The only compute capability with `wgmma`: later cards do not have it.
 pub const WGMMA_CAPABILITY: u32 = 90;
 
-/// The compute capability that brought clusters of thread blocks.
+/// The first compute capability with clusters of thread blocks.
 pub const CLUSTER_CAPABILITY: u32 = 90;
 
 /// The runtime behind a device.
@@ -66,26 +66,27 @@ pub struct Card {
     pub capability: u32,
     /// Streaming multiprocessors.
     pub multiprocessors: usize,
-    /// Most bytes of shared memory that a block may ask for.
+    /// The maximum shared memory of a block, in bytes.
     pub shared_limit: usize,
-    /// Clusters that it runs at the same time.
+    /// The clusters that the card runs at the same time.
     pub clusters: ClustersAtOnce,
 }
 
-/// Clusters that a card runs at the same time, with one block on each multiprocessor.
+/// The number of clusters of each size that a card runs at the same time, with one block on each
+/// multiprocessor.
 ///
-/// A cluster is on one GPC, and which multiprocessors of a GPC are switched off differs from card
-/// to card. Clusters that do not fit wait for the others.
+/// All blocks of a cluster run on one GPC, and cards differ in which multiprocessors of a GPC are
+/// disabled. Clusters that do not fit wait until others end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClustersAtOnce([u16; Self::MOST_BLOCKS]);
 
 impl ClustersAtOnce {
-    /// Most blocks of a cluster that every card with clusters takes (CUDA C++ Programming Guide,
-    /// "Thread Block Clusters").
+    /// The largest cluster size, in blocks, that every card with clusters supports (CUDA C++
+    /// Programming Guide, "Thread Block Clusters").
     pub const MOST_BLOCKS: usize = 8;
 
-    /// What is assumed of a card that is not asked. Two multiprocessors of a TPC always take a
-    /// pair; of larger clusters a sixth of the multiprocessors is left free.
+    /// The assumption for a card that is not asked: the two multiprocessors of a TPC can always
+    /// hold a cluster of two; larger clusters leave a sixth of the multiprocessors idle.
     pub const fn assumed(multiprocessors: usize) -> Self {
         let mut clusters = [0; Self::MOST_BLOCKS];
         let mut blocks = 1;
@@ -101,7 +102,7 @@ impl ClustersAtOnce {
         Self(clusters)
     }
 
-    /// Clusters of `blocks` blocks; 0 if there are none so large.
+    /// Returns the number of clusters of `blocks` blocks; 0 if a cluster cannot be that large.
     pub fn of(&self, blocks: usize) -> usize {
         blocks
             .checked_sub(1)
@@ -121,7 +122,7 @@ impl Card {
         }
     }
 
-    /// The card behind a CubeCL client; `None` if that is no NVIDIA card.
+    /// Returns the card of a CubeCL client; `None` if its device is not an NVIDIA card.
     pub fn of(client: &Client) -> Option<Self> {
         if client.name() != "cuda" {
             return None;
@@ -148,13 +149,13 @@ impl Card {
     }
 }
 
-/// The properties of a device that decide which kernel runs. Plain data, so that the choice is
-/// tested without a device.
+/// The properties of a device that decide which kernel runs. They are plain data, so the choice can
+/// be tested without a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Target {
     /// The runtime.
     pub runtime: Runtime,
-    /// The NVIDIA card, on CUDA.
+    /// The NVIDIA card; `Some` only on CUDA.
     pub card: Option<Card>,
 }
 
@@ -165,7 +166,7 @@ impl Target {
         card: None,
     };
 
-    /// The target behind a CubeCL client.
+    /// Returns the target of a CubeCL client.
     pub fn of(client: &Client) -> Self {
         let runtime = match client.name() {
             "cuda" => Runtime::Cuda,
@@ -183,10 +184,10 @@ impl Target {
     }
 }
 
-/// The client of a further server of a CUDA card, which has a thread, streams and memory of its
-/// own: what is launched through it is compiled beside what the card's other servers compile. The
-/// same number gives the same server, which stays until the process ends. `None` on other runtimes,
-/// and past [`u16::MAX`] servers.
+/// Returns the client of a further server of a CUDA card. The server has its own thread, streams
+/// and memory, so its kernels are compiled at the same time as those of the card's other servers.
+/// The same number gives the same server, which lives until the process ends. `None` on other
+/// runtimes, and beyond [`u16::MAX`] servers.
 #[cfg_attr(
     not(feature = "cuda"),
     allow(
@@ -198,8 +199,8 @@ pub fn further_server(client: &Client, number: usize) -> Option<Client> {
     #[cfg(feature = "cuda")]
     if client.name() == "cuda" {
         let card = client.service_id().device;
-        // CubeCL tells the servers of a runtime apart by both numbers of a device, of which CUDA's
-        // runtime takes the card from the second alone.
+        // CubeCL identifies a server by both numbers of the device ID, while the CUDA runtime takes
+        // the card from the second number alone.
         let further = DeviceId::new(u16::try_from(number + 1).ok()?, card.index_id);
         return Some(Client::load::<
             <CudaRuntime as cubecl_runtime::runtime::Runtime>::Server,
@@ -208,15 +209,15 @@ pub fn further_server(client: &Client, number: usize) -> Option<Client> {
     None
 }
 
-/// The cubes and units of a kernel with one unit for each element.
+/// Returns the cube count and cube dimensions of a kernel with one unit for each element.
 pub fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(client, elements);
     (calculate_cube_count_elemwise(client, elements, dim), dim)
 }
 
-/// A matrix [rows, columns] as the copy engine reads it for `wgmma`: a box is `box_rows` rows by 64
-/// columns of 16 bits, 128 bytes a row, swizzled within them. `None` if the buffer is an alias of
-/// another operand's.
+/// Returns the tensor map through which the copy engine reads a matrix [rows, columns] for `wgmma`.
+/// A box is `box_rows` rows by 64 columns of 16 bits, 128 bytes a row, swizzled within these 128
+/// bytes. `None` if the buffer is an alias of another operand's.
 pub fn swizzled_map(
     matrix: BufferArg,
     [rows, columns]: [usize; 2],
@@ -240,8 +241,8 @@ pub fn swizzled_map(
     )
 }
 
-/// Values that a unit loads at a time: 16 bytes, or fewer where rows of `features` values are no
-/// multiple of that.
+/// Returns the number of values that a unit loads at a time: 16 bytes, or fewer if the length of a
+/// row, `features` values, is not a multiple of 16 bytes.
 pub fn vector_size(client: &Client, features: usize, dtype: ActivationDtype) -> usize {
     let bytes = dtype.elem().size();
     let widest = (client.properties().hardware.load_width as usize / 8 / bytes).min(16 / bytes);

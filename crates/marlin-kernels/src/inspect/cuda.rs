@@ -1,5 +1,5 @@
-//! The CUDA text of a kernel, without a device: to inspect the machine code that the compiler
-//! generates from it.
+//! Generates the CUDA text of a kernel without a device, in order to inspect the machine code that
+//! the compiler generates from it.
 
 use cubecl::define_kernel;
 use cubecl::ir::features::{Plane, Tma, TypeUsage};
@@ -22,7 +22,7 @@ use cubecl_runtime::compiler::{CompilationError, Compiler};
 use cubecl_runtime::runtime::Runtime;
 use std::sync::Arc;
 
-/// A kernel as CUDA C++.
+/// The CUDA C++ text of a kernel.
 #[derive(Debug, Clone)]
 pub struct Source {
     /// Name of the kernel in the text.
@@ -33,10 +33,10 @@ pub struct Source {
     pub text: String,
 }
 
-/// The text of any kernel, compiled for [`properties`].
+/// Returns the CUDA text of any kernel, generated for a card with the given [`properties`].
 ///
 /// # Errors
-/// CubeCL refuses the kernel.
+/// Returns CubeCL's error if it refuses the kernel.
 pub fn cuda_text(kernel: &impl CubeKernel, capability: u32) -> Result<Source, CompilationError> {
     let definition = define_kernel(kernel)?;
     let entry = definition.settings.kernel_name.clone();
@@ -48,7 +48,7 @@ pub fn cuda_text(kernel: &impl CubeKernel, capability: u32) -> Result<Source, Co
     })
 }
 
-/// A block of the given number of threads, which counts elements in 32 bits.
+/// Returns the settings of a kernel with blocks of `threads` threads and 32-bit element indices.
 pub fn settings(threads: usize, mode: ExecutionMode) -> KernelSettings {
     KernelSettings::new(*CubeDim::new_1d(threads as u32), mode, AddressType::U32)
 }
@@ -58,12 +58,12 @@ pub fn target() -> Arc<TargetProperties> {
     Arc::new(cubecl_cuda::CudaRuntime::target_properties())
 }
 
-/// A buffer that is no other one.
+/// Returns the compilation argument of a buffer that is not an alias of another buffer.
 pub fn buffer() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
-/// An optional buffer of a kernel.
+/// Returns the compilation argument of an optional buffer.
 pub fn optional<T: LaunchArg<CompilationArg = BufferCompilationArg>>(
     is_there: bool,
 ) -> ComptimeOptionCompilationArg<T> {
@@ -74,8 +74,7 @@ pub fn optional<T: LaunchArg<CompilationArg = BufferCompilationArg>>(
     }
 }
 
-/// Most bytes of shared memory that a block may ask for on a card of compute capability
-/// `capability`.
+/// The maximum shared memory of a block, in bytes, on a card of compute capability `capability`.
 pub fn shared_limit(capability: u32) -> usize {
     1024 * match capability {
         80 | 87 => 163,
@@ -85,8 +84,8 @@ pub fn shared_limit(capability: u32) -> usize {
     }
 }
 
-/// The properties that CubeCL's CUDA runtime reports for such a card, as far as these kernels query
-/// them.
+/// Returns the properties that CubeCL's CUDA runtime reports for a card of compute capability
+/// `capability`, as far as these kernels query them.
 pub fn properties(capability: u32) -> Arc<DeviceProperties> {
     let arch = CudaArchitecture {
         version: capability,

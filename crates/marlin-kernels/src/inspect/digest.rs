@@ -9,12 +9,13 @@ use std::fmt::Write;
 const KERNEL: &str = "__global__";
 
 impl Source {
-    /// The digest of the text, in 32 hexadecimal digits: two texts of one digest are compiled to
-    /// the same machine code.
+    /// Returns the digest of the text, as 32 hexadecimal digits. Two texts with the same digest are
+    /// compiled to the same machine code.
     ///
     /// The names of the kernel and of its variables do not change it, and neither does the order of
-    /// the declarations before the kernel: CubeCL numbers shared memory and orders declarations
-    /// otherwise from run to run. The order of the kernel's statements counts.
+    /// the declarations before the kernel: CubeCL's numbering of shared memory and its order of
+    /// declarations differ from run to run. The order of the kernel's statements does change the
+    /// digest.
     pub fn digest(&self) -> String {
         let text = self.text.replace(&self.entry, "kernel");
         let lines: Vec<&str> = text
@@ -45,8 +46,8 @@ impl Source {
     }
 }
 
-/// Returns a text whose variables, which CubeCL names `v` and a number, are numbered as they first
-/// occur.
+/// Renumbers the variables of a text, which CubeCL names `v` and a number, in the order in which
+/// they first occur.
 fn with_numbered_variables(text: &str) -> String {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let (mut numbers, mut numbered) = (HashMap::new(), String::with_capacity(text.len()));

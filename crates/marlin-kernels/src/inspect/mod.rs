@@ -1,5 +1,4 @@
-//! A look at the kernels without a device: their CUDA text and its digest. For tests, CI and
-//! records.
+//! The CUDA text of the kernels and its digest, without a device, for tests, CI and records.
 //!
 //! Each routine has a function `source` that returns its text.
 

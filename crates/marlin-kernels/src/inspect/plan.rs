@@ -1,4 +1,4 @@
-//! The text of the kernel of a tile, and of that which a plan launches.
+//! The CUDA text of the kernel of a tile, and of the kernel that a plan launches.
 
 use super::Source;
 use crate::matmul::{gemv, mma_sync, wgmma};
@@ -8,10 +8,11 @@ use crate::{Kernel, QuantProblem};
 use cubecl_runtime::compiler::CompilationError;
 
 /// Returns the CUDA text of the Marlin kernel of a configuration on a card of compute capability
-/// `capability` (90 for 9.0): of [`wgmma`] or [`mma_sync`], by the tile.
+/// `capability` (90 for 9.0). The tile decides whether it is the kernel of [`wgmma`] or of
+/// [`mma_sync`].
 ///
 /// # Errors
-/// CubeCL refuses the kernel.
+/// Returns CubeCL's error if it refuses the kernel.
 pub fn tile_source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
     match config.tile.is_wgmma() {
         true => wgmma::source(config, capability),
@@ -20,10 +21,10 @@ pub fn tile_source(config: &Config, capability: u32) -> Result<Source, Compilati
 }
 
 /// Returns the CUDA text of the tensor-core kernel that computes `problem` on a card of compute
-/// capability `capability` (90 for 9.0); `None` if `kernel` is another one.
+/// capability `capability` (90 for 9.0); `None` if `kernel` is not a tensor-core kernel.
 ///
 /// # Errors
-/// CubeCL refuses the kernel.
+/// Returns CubeCL's error if it refuses the kernel.
 pub fn source_of(
     problem: &QuantProblem,
     kernel: &Kernel,

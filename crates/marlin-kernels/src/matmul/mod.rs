@@ -1,4 +1,4 @@
-//! The matmul routines, one folder each.
+//! The matmul routines, each in a folder.
 
 pub mod gemv;
 pub mod head;

@@ -1,10 +1,10 @@
-//! The CUDA driver's view of a graph that CubeCL is recording.
+//! Edits, through the CUDA driver, a graph that CubeCL is recording.
 //!
-//! While a stream captures, its graph may be edited (CUDA driver API, `cuStreamGetCaptureInfo`). It
-//! is reached through types that CubeCL 0.11.3 makes public but does not document as stable:
-//! [`DeviceHandle`] runs a closure on CubeCL's device thread, in order with its launches, and
-//! [`WriteScoped`] shows that thread's streams. `Cargo.toml` therefore has exactly that version,
-//! and the device test `overlap` fails where it no longer works.
+//! While a stream captures, its graph may be edited (CUDA driver API, `cuStreamGetCaptureInfo`).
+//! The stream is accessed through types that CubeCL 0.11.3 makes public but does not document as
+//! stable: [`DeviceHandle`] runs a closure on CubeCL's device thread, in order with its launches,
+//! and [`WriteScoped`] gives access to that thread's streams. `Cargo.toml` therefore requires
+//! exactly this version, and the device test `overlap` fails if the access no longer works.
 
 use cubecl::client::Client;
 use cubecl_common::device_handle::DeviceHandle;
@@ -17,13 +17,13 @@ use std::ptr::{null, null_mut};
 
 type Server = <CudaRuntime as Runtime>::Server;
 
-/// Why an edge stayed as it was.
+/// The reason why an edge was not changed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EdgeError {
-    /// CubeCL's device thread does not run closures, or has no such stream.
+    /// CubeCL's device thread does not run closures, or does not have the stream.
     #[error("CubeCL's device thread: {0}")]
     DeviceThread(String),
-    /// The driver refused.
+    /// A driver call failed.
     #[error("{call}: {status:?}")]
     Driver {
         call: &'static str,
@@ -38,8 +38,8 @@ fn checked(call: &'static str, status: CUresult) -> Result<(), EdgeError> {
     }
 }
 
-/// Makes the edge to the kernel launched last programmatic. Does nothing if the stream is not
-/// capturing, or if it is not the edge between two kernels.
+/// Makes the edge to the kernel that was launched last programmatic. Does nothing if the stream is
+/// not capturing, or if the edge is not between two kernels.
 pub(super) fn make_last_edge_programmatic(client: &Client) -> Result<(), EdgeError> {
     let device = DeviceHandle::<Server>::new(client.service_id().device);
     let stream = StreamId::current();
@@ -59,13 +59,13 @@ pub(super) fn make_last_edge_programmatic(client: &Client) -> Result<(), EdgeErr
         .map_err(|error| EdgeError::DeviceThread(format!("{error:?}")))?
 }
 
-/// Returns the graph that a stream records, and the one node that the next depends on; `None` if it
-/// records none, or there are several.
+/// Returns the graph that a stream records, and the node on which the next node depends; `None` if
+/// the stream records no graph, or if there are several such nodes.
 fn last_node(stream: CUstream) -> Result<Option<(CUgraph, CUgraphNode)>, EdgeError> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph, mut nodes, mut edges, mut count) =
         (0, null_mut(), null(), null(), 0usize);
-    // SAFETY: the stream is CubeCL's and lives; every pointer is to a local of the right type.
+    // SAFETY: the stream is CubeCL's and alive; every pointer is to a local of the right type.
     let result = unsafe {
         sys::cuStreamGetCaptureInfo_v3(
             stream,
@@ -88,14 +88,14 @@ fn last_node(stream: CUstream) -> Result<Option<(CUgraph, CUgraphNode)>, EdgeErr
     Ok(Some((graph, unsafe { *nodes })))
 }
 
-/// An ordinary edge.
+/// The data of an ordinary edge.
 const ORDINARY: CUgraphEdgeData = CUgraphEdgeData {
     from_port: 0,
     to_port: 0,
     type_: 0,
     reserved: [0; 5],
 };
-/// An edge that fires when every block of the earlier kernel has executed
+/// The data of a programmatic edge, which fires when every block of the earlier kernel has executed
 /// `griddepcontrol.launch_dependents` or exited.
 const PROGRAMMATIC: CUgraphEdgeData = CUgraphEdgeData {
     from_port: sys::CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC as u8,
@@ -105,7 +105,7 @@ const PROGRAMMATIC: CUgraphEdgeData = CUgraphEdgeData {
 
 fn make_edge_programmatic(graph: CUgraph, node: CUgraphNode) -> Result<(), EdgeError> {
     let mut count = 0usize;
-    // SAFETY: the node is of a live graph; null arrays ask for the number alone.
+    // SAFETY: the node belongs to a live graph; with null arrays only the number is returned.
     checked("cuGraphNodeGetDependencies", unsafe {
         sys::cuGraphNodeGetDependencies_v2(node, null_mut(), null_mut(), &mut count)
     })?;
@@ -113,14 +113,14 @@ fn make_edge_programmatic(graph: CUgraph, node: CUgraphNode) -> Result<(), EdgeE
         return Ok(());
     }
     let (mut before, mut edge) = (null_mut(), ORDINARY);
-    // SAFETY: there is room for the one dependency.
+    // SAFETY: the arrays have room for the one dependency.
     checked("cuGraphNodeGetDependencies", unsafe {
         sys::cuGraphNodeGetDependencies_v2(node, &mut before, &mut edge, &mut count)
     })?;
     if !is_kernel(before)? {
         return Ok(());
     }
-    // SAFETY: graph, nodes and edge are the driver's own answers; nothing else touches the graph
+    // SAFETY: graph, nodes and edge were returned by the driver; nothing else accesses the graph
     // while this runs on the thread that records it.
     unsafe {
         checked(
@@ -140,7 +140,7 @@ fn make_edge_programmatic(graph: CUgraph, node: CUgraphNode) -> Result<(), EdgeE
 
 fn is_kernel(node: CUgraphNode) -> Result<bool, EdgeError> {
     let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
-    // SAFETY: the node is of a live graph.
+    // SAFETY: the node belongs to a live graph.
     checked("cuGraphNodeGetType", unsafe {
         sys::cuGraphNodeGetType(node, &mut kind)
     })?;

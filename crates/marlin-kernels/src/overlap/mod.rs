@@ -1,10 +1,10 @@
-//! Kernels of a recorded pass that overlap: programmatic dependent launch (CUDA C++ Programming
+//! Programmatic dependent launch: kernels of a recorded pass that overlap (CUDA C++ Programming
 //! Guide, "Programmatic Dependent Launch and Synchronization").
 //!
-//! In a graph a kernel starts when the kernel before it has ended and its writes are visible. On a
-//! programmatic edge it may start as soon as every block of the kernel before has executed
-//! `griddepcontrol.launch_dependents` or has exited, and then does by itself what does not depend
-//! on that one, until `griddepcontrol.wait` has seen it end:
+//! In a graph, a kernel starts when the preceding kernel has ended and its writes are visible. With
+//! a programmatic edge it may start as soon as every block of the preceding kernel has executed
+//! `griddepcontrol.launch_dependents` or has exited. It then does the work that does not depend on
+//! the preceding kernel, and waits for the end of that kernel with `griddepcontrol.wait`:
 //!
 //! ```text
 //! ordinary edges       | kernel 1        |launch| kernel 2        |launch|
@@ -12,13 +12,14 @@
 //!                        | launch, weights .. wait | kernel 2     |
 //! ```
 //!
-//! A kernel that takes part [begins](start_next()) by letting the next start, and [waits](wait())
-//! in every block, before it reads or writes anything that a pass writes. What it reads before must
-//! not change in a pass: weights, tables. After its launch the host calls [`follow`].
+//! A kernel that takes part [begins](start_next()) by letting the next kernel start, and
+//! [waits](wait()) in every block before it reads or writes any data that a pass writes. Data that
+//! it reads before the wait, such as weights and tables, must not change in a pass. After its
+//! launch the host calls [`follow`].
 //!
 //! CubeCL launches without the attribute that makes an edge programmatic. `driver.rs` changes the
-//! edge in the graph while it is recorded; where that fails the edge stays as it was, and the
-//! instructions do nothing.
+//! edge in the graph while the graph is recorded. If this fails the edge stays an ordinary edge,
+//! and the instructions have no effect.
 
 #[cfg(feature = "cuda")]
 mod driver;
@@ -28,33 +29,35 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The compute capability from which on kernels overlap, 90 for 9.0.
+/// The first compute capability with programmatic dependent launch, 90 for 9.0.
 const MIN_CAPABILITY: u32 = 90;
 
-/// False where [`record_ordinary_edges`] was called.
+/// False after a call of [`record_ordinary_edges`] with true.
 static PROGRAMMATIC: AtomicBool = AtomicBool::new(true);
 
-/// Returns true if kernels for a client's device have the instructions.
+/// Returns true if a client's device supports programmatic dependent launch.
 pub fn is_supported(client: &Client) -> bool {
     Card::of(client).is_some_and(|card| is_supported_by(card.capability))
 }
 
-/// Returns true if cards of a compute capability, 90 for 9.0, have them.
+/// Returns true if cards of a compute capability, 90 for 9.0, support programmatic dependent
+/// launch.
 pub const fn is_supported_by(capability: u32) -> bool {
     capability >= MIN_CAPABILITY
 }
 
-/// Records ordinary edges from here on (true), or programmatic ones where the device has them: to
-/// compare the two. For the whole process.
+/// Selects whether graphs are recorded with ordinary edges from now on (true), or with programmatic
+/// edges if the device supports them (false). The setting is for comparisons, and holds for the
+/// whole process.
 pub fn record_ordinary_edges(ordinary: bool) {
     PROGRAMMATIC.store(!ordinary, Ordering::Relaxed);
 }
 
-/// Lets the kernel that this thread launched last overlap the one before it, if a graph is being
+/// Lets the kernel that this thread launched last overlap the preceding kernel, if a graph is being
 /// recorded. The kernel must [`wait()`].
 ///
-/// If the driver refuses, the kernel starts after the one before; the first time the reason is
-/// logged.
+/// If the driver refuses, the kernel starts after the preceding kernel has ended; the first time,
+/// the reason is logged.
 pub fn follow(client: &Client) {
     #[cfg(feature = "cuda")]
     if client.is_capturing() && PROGRAMMATIC.load(Ordering::Relaxed) && is_supported(client) {
@@ -68,7 +71,7 @@ pub fn follow(client: &Client) {
     let _ = client;
 }
 
-/// Lets the next kernel start once every block has come here, if the kernel `overlaps`.
+/// Lets the next kernel start once every block has called this function, if the kernel `overlaps`.
 #[cube]
 pub fn start_next(#[comptime] overlaps: bool) {
     if overlaps {
@@ -76,7 +79,7 @@ pub fn start_next(#[comptime] overlaps: bool) {
     }
 }
 
-/// Waits until the kernels before have ended and their writes are visible, if the kernel
+/// Waits until the preceding kernels have ended and their writes are visible, if the kernel
 /// `overlaps`.
 #[cube]
 pub fn wait(#[comptime] overlaps: bool) {
@@ -85,7 +88,7 @@ pub fn wait(#[comptime] overlaps: bool) {
     }
 }
 
-/// [`start_next()`] and [`wait()`]: for a kernel that reads nothing before.
+/// Calls [`start_next()`] and [`wait()`], for a kernel that reads nothing before the wait.
 #[cube]
 pub fn start_next_and_wait(#[comptime] overlaps: bool) {
     start_next(overlaps);

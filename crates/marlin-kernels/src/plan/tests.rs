@@ -152,7 +152,7 @@ fn problems_without_tensor_cores_fall_back_and_say_why() {
             Reason::NoTensorCores(Runtime::Cpu),
         ),
     ] {
-        // A weight can come to such activations in either layout.
+        // A weight for such activations may be in either layout.
         for layout in [WeightLayout::Plain, WeightLayout::Tile] {
             let expected = Plan::product(Kernel::Portable { rows: 1 }, reason);
             assert_eq!(plan(problem.in_layout(layout), &target), expected);

@@ -1,22 +1,24 @@
-//! Barriers: `mbarrier`, named barriers, and what keeps the lanes of a warp together.
+//! Barriers: `mbarrier`, named barriers, and the synchronisation of a warp's lanes.
 
 use super::read;
 use cubecl::prelude::*;
 
-/// `mbarrier.init`: a phase of the barrier completes with `count` arrivals and all bytes that are
-/// expected ("mbarrier").
+/// `mbarrier.init`: initialises a barrier whose phases complete with `count` arrivals and all
+/// expected bytes ("mbarrier").
 #[cube]
 pub fn mbarrier_init(barrier: u32, #[comptime] count: usize) {
     gpu_asm!("mbarrier.init.shared::cta.b64 [{b}], {n};", b = in(_) read::<u32>(barrier), n = const count);
 }
 
-/// `mbarrier.arrive`: one arrival. What this thread has read and written is done.
+/// `mbarrier.arrive`: arrives once at a barrier. The preceding reads and writes of this thread are
+/// then performed.
 #[cube]
 pub fn mbarrier_arrive(barrier: u32) {
     gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{b}];", b = in(_) read::<u32>(barrier));
 }
 
-/// `mbarrier.arrive.expect_tx`: one arrival, and `bytes` more to be copied in this phase.
+/// `mbarrier.arrive.expect_tx`: arrives once, and adds `bytes` to the bytes that are expected in
+/// this phase.
 #[cube]
 pub fn mbarrier_arrive_expect_tx(barrier: u32, bytes: u32) {
     gpu_asm!(
@@ -25,8 +27,8 @@ pub fn mbarrier_arrive_expect_tx(barrier: u32, bytes: u32) {
     );
 }
 
-/// `mbarrier.try_wait.parity` until the phase of that parity is complete: its copies are visible,
-/// for `wgmma` too.
+/// `mbarrier.try_wait.parity` in a loop: waits until the phase of the given parity is complete. Its
+/// copies are then visible, also to `wgmma`.
 #[cube]
 pub fn mbarrier_wait_parity(barrier: u32, parity: u32) {
     gpu_asm!(
@@ -35,7 +37,8 @@ pub fn mbarrier_wait_parity(barrier: u32, parity: u32) {
     );
 }
 
-/// As [`mbarrier_wait_parity()`], by a whole warp, which the compiler knows to stay together.
+/// Waits like [`mbarrier_wait_parity()`], in a whole warp; the compiler knows that the warp stays
+/// converged.
 #[cube]
 pub fn mbarrier_wait_parity_warp(barrier: u32, parity: u32) {
     gpu_asm!(
@@ -44,7 +47,7 @@ pub fn mbarrier_wait_parity_warp(barrier: u32, parity: u32) {
     );
 }
 
-/// `elect.sync`: true in one lane of a whole warp.
+/// `elect.sync`: returns true in one lane of a converged warp.
 #[cube]
 pub fn elect_sync() -> bool {
     let elected: u32;
@@ -61,26 +64,26 @@ pub fn bar_warp_sync() {
     gpu_asm!("bar.warp.sync 0xffffffff;");
 }
 
-/// `bar.sync`: waits until `threads` have come to barrier `id`, this one among them.
+/// `bar.sync`: waits until `threads` threads, including this one, have arrived at barrier `id`.
 #[cube]
 pub fn bar_sync(#[comptime] id: usize, #[comptime] threads: usize) {
     gpu_asm!("bar.sync {i}, {n};", i = const id, n = const threads);
 }
 
-/// [`bar_sync()`] of a barrier whose number is known when the kernel runs.
+/// [`bar_sync()`] with a barrier whose number is only known at run time.
 #[cube]
 pub fn bar_sync_numbered(id: u32, #[comptime] threads: usize) {
     gpu_asm!("bar.sync {i}, {n};", i = in(_) read::<u32>(id), n = const threads);
 }
 
-/// `bar.arrive`: arrives at barrier `id` of `threads` without waiting.
+/// `bar.arrive`: arrives at barrier `id` of `threads` threads without waiting.
 #[cube]
 pub fn bar_arrive(#[comptime] id: usize, #[comptime] threads: usize) {
     gpu_asm!("bar.arrive {i}, {n};", i = const id, n = const threads);
 }
 
-/// `fence.proxy.async`: this thread's writes to shared memory are there for the copy engine ("Async
-/// proxy").
+/// `fence.proxy.async`: makes this thread's writes to shared memory visible to the copy engine
+/// ("Async proxy").
 #[cube]
 pub fn fence_proxy_async() {
     gpu_asm!("fence.proxy.async.shared::cta;");

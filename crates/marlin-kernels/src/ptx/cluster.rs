@@ -3,9 +3,9 @@
 use super::{F4, read};
 use cubecl::prelude::*;
 
-/// `mapa` and `st.async`: stores where `address`, one of the block's own shared memory, is in the
-/// first block of its cluster, and counts the four bytes there at the `barrier` of that place once
-/// they are visible ("Data Movement: st.async").
+/// `mapa` and `st.async`: stores a value in the shared memory of the first block of the cluster, at
+/// the place that `address` has in the block's own shared memory. Once the four bytes are visible
+/// they are counted at the `barrier` of the first block ("Data Movement: st.async").
 #[cube]
 pub fn st_async_first_block(address: u32, value: f32, barrier: u32) {
     gpu_asm!(
@@ -14,8 +14,8 @@ pub fn st_async_first_block(address: u32, value: f32, barrier: u32) {
     );
 }
 
-/// `mapa`: the address, in the shared memory of the cluster, of what lies at `address` of a block's
-/// own in the block of that rank ("mapa").
+/// `mapa`: maps `address`, of a block's own shared memory, to the address of the same place in the
+/// shared memory of the cluster's block of rank `rank` ("mapa").
 #[cube]
 pub fn mapa(address: u32, rank: u32) -> u32 {
     let mapped: u32;
@@ -27,7 +27,7 @@ pub fn mapa(address: u32, rank: u32) -> u32 {
 }
 
 /// `st.async`: stores 16 bytes to the shared memory of a block of the cluster, and counts them at a
-/// `barrier` of that block once they are visible. Both are addresses that [`mapa()`] gives.
+/// `barrier` of that block once they are visible. Both addresses come from [`mapa()`].
 #[cube]
 pub fn st_async_16(address: u32, value: F4, barrier: u32) {
     gpu_asm!(
@@ -36,8 +36,8 @@ pub fn st_async_16(address: u32, value: F4, barrier: u32) {
     );
 }
 
-/// `mbarrier.try_wait.parity` until the first phase is complete: what other blocks of the cluster
-/// stored and counted is visible.
+/// `mbarrier.try_wait.parity` in a loop: waits until the first phase is complete. The values that
+/// other blocks of the cluster stored and counted are then visible.
 #[cube]
 pub fn mbarrier_wait_first_phase_cluster(barrier: u32) {
     gpu_asm!(
@@ -46,21 +46,21 @@ pub fn mbarrier_wait_first_phase_cluster(barrier: u32) {
     );
 }
 
-/// `fence.mbarrier_init`: barriers that this thread has initialised are so for threads of the
-/// cluster that wait for it to arrive.
+/// `fence.mbarrier_init`: makes the initialisation of barriers by this thread visible to threads of
+/// the cluster that wait for this thread's arrival.
 #[cube]
 pub fn fence_mbarrier_init() {
     gpu_asm!("fence.mbarrier_init.release.cluster;");
 }
 
-/// `barrier.cluster.arrive.relaxed`: the thread does not wait itself, and has written nothing that
-/// others read, or fenced it ("barrier.cluster").
+/// `barrier.cluster.arrive.relaxed`: arrives without waiting. The thread must have written nothing
+/// that other threads read, or must have fenced such writes ("barrier.cluster").
 #[cube]
 pub fn cluster_arrive_relaxed() {
     gpu_asm!("barrier.cluster.arrive.relaxed.aligned;");
 }
 
-/// `barrier.cluster.wait`: until all threads of the cluster have arrived.
+/// `barrier.cluster.wait`: waits until all threads of the cluster have arrived.
 #[cube]
 pub fn cluster_wait() {
     gpu_asm!("barrier.cluster.wait.acquire.aligned;");

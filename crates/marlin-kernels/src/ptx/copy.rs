@@ -1,17 +1,17 @@
-//! Asynchronous copies from global to shared memory: `cp.async`, and those of the copy engine.
+//! Asynchronous copies from global to shared memory: `cp.async`, and the copy engine.
 
 use super::read;
 use cubecl::prelude::*;
 #[cfg(feature = "cuda")]
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-/// `cp.async`, 16 bytes past the first-level cache ("Data Movement: cp.async").
+/// `cp.async` of 16 bytes, bypassing the first-level cache ("Data Movement: cp.async").
 #[cube]
 pub fn cp_async_16(shared: u32, global: u64) {
     gpu_asm!("cp.async.cg.shared.global [{s}], [{g}], 16;", s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global));
 }
 
-/// `cp.async` of 16 bytes, of which `bytes` (0 or 16) are read and the others are zero.
+/// `cp.async` of 16 bytes, of which `bytes` (0 or 16) are read and the others are set to zero.
 #[cube]
 pub fn cp_async_16_or_zero(shared: u32, global: u64, bytes: u32) {
     gpu_asm!(
@@ -32,7 +32,7 @@ pub fn cp_async_8(shared: u32, global: u64) {
     gpu_asm!("cp.async.ca.shared.global [{s}], [{g}], 8;", s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global));
 }
 
-/// `cp.async.commit_group`: closes the group of copies issued since the last one.
+/// `cp.async.commit_group`: closes the group of copies issued since the last call.
 #[cube]
 pub fn cp_async_commit_group() {
     gpu_asm!("cp.async.commit_group;");
@@ -44,28 +44,28 @@ pub fn cp_async_wait_group(#[comptime] pending: usize) {
     gpu_asm!("cp.async.wait_group {n};", n = const pending);
 }
 
-/// Address of a tensor map among the kernel's parameters.
+/// Returns the address of a tensor map among the kernel's parameters.
 #[cfg(feature = "cuda")]
 #[cube]
 pub fn tensormap_address<T: CubePrimitive>(map: &TensorMap<T, Tiled>) -> u64 {
     tensor_map_address::<T, Tiled>(map)
 }
 
-/// No other runtime compiles what takes it.
+/// Returns 0: no other runtime compiles the functions that take the address.
 #[cfg(not(feature = "cuda"))]
 #[cube]
 pub fn tensormap_address<T: CubePrimitive>(_map: &TensorMap<T, Tiled>) -> u64 {
     0u64.runtime()
 }
 
-/// `prefetch.tensormap`: a tensor map is about to be used.
+/// `prefetch.tensormap`: prefetches a tensor map that is about to be used.
 #[cube]
 pub fn prefetch_tensormap(map: u64) {
     gpu_asm!("prefetch.tensormap [{m}];", m = in(_) read::<u64>(map));
 }
 
-/// `prefetch.global.L2`: the 128 bytes around an address are brought to the second-level cache
-/// ("Data Movement: prefetch").
+/// `prefetch.global.L2`: loads the 128 bytes around an address into the second-level cache ("Data
+/// Movement: prefetch").
 #[cube]
 pub fn prefetch_l2(global: u64) {
     gpu_asm!("prefetch.global.L2 [{g}];", g = in(_) read::<u64>(global));
@@ -82,7 +82,7 @@ pub fn cp_async_bulk(shared: u32, global: u64, bytes: u32, barrier: u32) {
 }
 
 /// `cp.async.bulk.tensor.2d`: the copy engine copies the box of a tensor map at `column` of `row`,
-/// zeros where that is past the tensor, and counts its bytes, those zeros too, on `barrier`.
+/// with zeros outside the tensor, and counts its bytes, including those zeros, on `barrier`.
 #[cube]
 pub fn cp_async_bulk_tensor_2d(shared: u32, map: u64, column: u32, row: u32, barrier: u32) {
     gpu_asm!(

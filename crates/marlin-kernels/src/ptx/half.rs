@@ -1,10 +1,10 @@
-//! Arithmetic on the halves of a register.
+//! Arithmetic on the two 16-bit halves of a register.
 
 use super::read;
 use cubecl::prelude::*;
 
-/// `and`, where it is written: the compiler moves its own past the `wgmma_fence` that its result
-/// must come before.
+/// `and` that stays where it is written. The compiler would move its own `and` beyond the
+/// `wgmma_fence` before which the result must be available.
 #[cube]
 pub fn and_here(a: u32, b: u32) -> u32 {
     let d: u32;
@@ -39,7 +39,7 @@ pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `a * b + c` of three pairs of bf16; the one bf16x2 arithmetic that compute capability 8.0 has.
+/// `a * b + c` of three pairs of bf16; the only bf16x2 arithmetic of compute capability 8.0.
 #[cube]
 pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
     let d: u32;
@@ -50,8 +50,8 @@ pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `prmt`: the bytes of two registers that the nibbles of `selector` name, the lowest first: 0 to 3
-/// of `a`, 4 to 7 of `b`.
+/// `prmt`: selects four bytes of two registers by the nibbles of `selector`, the lowest first: 0 to
+/// 3 are the bytes of `a`, 4 to 7 those of `b`.
 #[cube]
 pub fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 {
     let d: u32;
@@ -62,8 +62,8 @@ pub fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `cvt.rn.f16x2` or (`bf16`) `cvt.rn.bf16x2`: a pair of halves, the first argument in the lower
-/// one.
+/// `cvt.rn.f16x2` or (`bf16`) `cvt.rn.bf16x2`: converts two floats to a pair of halves; the first
+/// argument is the lower half.
 #[cube]
 pub fn cvt_halves(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
     let d: u32;
@@ -84,7 +84,7 @@ pub fn ex2_approx(value: f32) -> f32 {
     read::<f32>(d)
 }
 
-/// `rcp.approx`: the reciprocal, to one unit of the last place ("Floating Point Instructions:
+/// `rcp.approx`: the reciprocal, to one unit in the last place ("Floating Point Instructions:
 /// rcp").
 #[cube]
 pub fn rcp_approx(value: f32) -> f32 {
@@ -93,7 +93,7 @@ pub fn rcp_approx(value: f32) -> f32 {
     read::<f32>(d)
 }
 
-/// `prmt`: the lower (`upper` false) or upper half of a register, in both halves.
+/// `prmt`: copies the lower (`upper` false) or upper half of a register to both halves.
 #[cube]
 pub fn prmt_duplicate_half(value: u32, #[comptime] upper: bool) -> u32 {
     let d: u32;
@@ -104,7 +104,7 @@ pub fn prmt_duplicate_half(value: u32, #[comptime] upper: bool) -> u32 {
     read::<u32>(d)
 }
 
-/// The lower or upper half of a register, f16 or (`bf16`) bf16, as f32.
+/// Converts the lower or upper half of a register, f16 or (`bf16`) bf16, to f32.
 #[cube]
 pub fn half_to_f32(value: u32, #[comptime] upper: bool, #[comptime] bf16: bool) -> f32 {
     if comptime!(bf16) {

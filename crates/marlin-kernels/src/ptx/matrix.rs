@@ -1,10 +1,10 @@
-//! Matrices of a warp: `ldmatrix` and `mma.sync`.
+//! The matrix instructions of a warp: `ldmatrix` and `mma.sync`.
 
 use super::{F4, U4, read};
 use cubecl::prelude::*;
 
-/// `ldmatrix.x4`: four 8 x 8 matrices of 16-bit values; lane `8i + r` gives the address of row `r`
-/// of matrix `i`.
+/// `ldmatrix.x4`: loads four 8 x 8 matrices of 16-bit values; lane `8i + r` gives the address of
+/// row `r` of matrix `i`.
 #[cube]
 pub fn ldmatrix_x4(address: u32) -> U4 {
     let value: U4;
@@ -15,7 +15,7 @@ pub fn ldmatrix_x4(address: u32) -> U4 {
     read::<U4>(value)
 }
 
-/// As [`ldmatrix_x4()`], each matrix transposed.
+/// Loads like [`ldmatrix_x4()`], with each matrix transposed.
 #[cube]
 pub fn ldmatrix_x4_trans(address: u32) -> U4 {
     let value: U4;
@@ -26,10 +26,10 @@ pub fn ldmatrix_x4_trans(address: u32) -> U4 {
     read::<U4>(value)
 }
 
-/// `mma.sp::ordered_metadata.sync.m16n8k32` with f32 accumulators, of f16 or (`bf16`) bf16
+/// `mma.sp::ordered_metadata.sync.m16n8k32` with f32 accumulators and f16 or (`bf16`) bf16
 /// fragments: A stores two of every four columns, B has 32 rows ("Warp-level matrix instructions
-/// for sparse mma"). The `metadata` of every four lanes are those of the first two (`selector` 0)
-/// or the last two (1).
+/// for sparse mma"). Of every four lanes, the first two (`selector` 0) or the last two (`selector`
+/// 1) provide the `metadata`.
 #[cube]
 pub fn mma_sp_m16n8k32(
     a: U4,
@@ -49,7 +49,7 @@ pub fn mma_sp_m16n8k32(
     read::<F4>(d)
 }
 
-/// `mma.sync.m16n8k16` with f32 accumulators, of f16 or (`bf16`) bf16 fragments.
+/// `mma.sync.m16n8k16` with f32 accumulators and f16 or (`bf16`) bf16 fragments.
 #[cube]
 pub fn mma_m16n8k16(a: U4, b0: u32, b1: u32, c: F4, #[comptime] bf16: bool) -> F4 {
     let d: F4;

@@ -3,7 +3,7 @@
 use super::{F4, U2, U4, read};
 use cubecl::prelude::*;
 
-/// `ld.shared.v4`: 16 bytes of shared memory.
+/// `ld.shared.v4`: loads 16 bytes of shared memory.
 #[cube]
 pub fn ld_shared_16(address: u32) -> U4 {
     let value: U4;
@@ -11,7 +11,7 @@ pub fn ld_shared_16(address: u32) -> U4 {
     read::<U4>(value)
 }
 
-/// [`ld_shared_16()`] of four floats.
+/// [`ld_shared_16()`] for four floats.
 #[cube]
 pub fn ld_shared_f32_16(address: u32) -> F4 {
     let value: F4;
@@ -19,7 +19,7 @@ pub fn ld_shared_f32_16(address: u32) -> F4 {
     read::<F4>(value)
 }
 
-/// `ld.shared.v2`: 8 bytes of shared memory.
+/// `ld.shared.v2`: loads 8 bytes of shared memory.
 #[cube]
 pub fn ld_shared_8(address: u32) -> U2 {
     let value: U2;
@@ -27,7 +27,7 @@ pub fn ld_shared_8(address: u32) -> U2 {
     read::<U2>(value)
 }
 
-/// `ld.shared`: 4 bytes of shared memory.
+/// `ld.shared`: loads 4 bytes of shared memory.
 #[cube]
 pub fn ld_shared_4(address: u32) -> u32 {
     let value: u32;
@@ -35,19 +35,19 @@ pub fn ld_shared_4(address: u32) -> u32 {
     read::<u32>(value)
 }
 
-/// `st.shared`: a float of shared memory.
+/// `st.shared`: stores a float to shared memory.
 #[cube]
 pub fn st_shared_f32(address: u32, value: f32) {
     gpu_asm!("st.shared.f32 [{a}], {v};", a = in(_) read::<u32>(address), v = in(_) read::<f32>(value));
 }
 
-/// `st.shared.v4`: 16 bytes of shared memory.
+/// `st.shared.v4`: stores 16 bytes to shared memory.
 #[cube]
 pub fn st_shared_16(address: u32, value: U4) {
     gpu_asm!("st.shared.v4.u32 [{a}], {v};", a = in(_) read::<u32>(address), v = in(_) read::<U4>(value));
 }
 
-/// `ld.global.v4`: 16 bytes of global memory.
+/// `ld.global.v4`: loads 16 bytes of global memory.
 #[cube]
 pub fn ld_global_16(address: u64) -> F4 {
     let value: F4;
@@ -55,13 +55,13 @@ pub fn ld_global_16(address: u64) -> F4 {
     read::<F4>(value)
 }
 
-/// `st.global.v4`: 16 bytes to global memory.
+/// `st.global.v4`: stores 16 bytes to global memory.
 #[cube]
 pub fn st_global_16(address: u64, value: F4) {
     gpu_asm!("st.global.v4.f32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<F4>(value));
 }
 
-/// `ld.shared` of 2 bytes of shared memory, in the lower half of a register.
+/// `ld.shared`: loads 2 bytes of shared memory into the lower half of a register.
 #[cube]
 pub fn ld_shared_2(address: u32) -> u32 {
     let value: u32;
@@ -72,13 +72,13 @@ pub fn ld_shared_2(address: u32) -> u32 {
     read::<u32>(value)
 }
 
-/// `st.global`: 4 bytes to global memory.
+/// `st.global`: stores 4 bytes to global memory.
 #[cube]
 pub fn st_global_4(address: u64, value: u32) {
     gpu_asm!("st.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
 }
 
-/// `ld.acquire.gpu`: what was written before the value was released is seen.
+/// `ld.acquire.gpu`: loads a value; writes before the release of the value are then visible.
 #[cube]
 pub fn ld_acquire(address: u64) -> u32 {
     let value: u32;
@@ -86,21 +86,22 @@ pub fn ld_acquire(address: u64) -> u32 {
     read::<u32>(value)
 }
 
-/// `st.relaxed.gpu`: a thread that loads it may see it before or after this thread's other writes.
+/// `st.relaxed.gpu`: stores a value, which other threads may see before or after this thread's
+/// other writes.
 #[cube]
 pub fn st_relaxed(address: u64, value: u32) {
     gpu_asm!("st.relaxed.gpu.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
 }
 
-/// `st.release.gpu`: earlier writes of this thread, and of those that it met at a barrier, are
-/// visible to a thread that acquires the value.
+/// `st.release.gpu`: stores a value; earlier writes of this thread, and of threads with which it
+/// has synchronised at a barrier, are visible to a thread that acquires the value.
 #[cube]
 pub fn st_release(address: u64, value: u32) {
     gpu_asm!("st.release.gpu.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
 }
 
-/// `ld.relaxed.gpu` of a value and its mark, stored together by [`st_marked()`]: other blocks'
-/// stores are seen, whole or not at all.
+/// `ld.relaxed.gpu` of a value and its mark, which [`st_marked()`] stores together: a store of
+/// another block is seen completely or not at all.
 #[cube]
 pub fn ld_marked(address: u64) -> (f32, u32) {
     let both: Vector<u32, Const<2>>;
@@ -121,8 +122,8 @@ pub fn st_marked(address: u64, value: f32, mark: u32) {
     );
 }
 
-/// `ld.global.nc.L1::no_allocate`, where it is written: 16 bytes that are read once ("Data
-/// Movement: ld.global.nc").
+/// `ld.global.nc.L1::no_allocate`: loads 16 bytes that are read only once; the load stays where it
+/// is written ("Data Movement: ld.global.nc").
 #[cube]
 pub fn ld_global_once_16(address: u64) -> U4 {
     let value: U4;
@@ -133,7 +134,7 @@ pub fn ld_global_once_16(address: u64) -> U4 {
     read::<U4>(value)
 }
 
-/// The same of 8 bytes.
+/// [`ld_global_once_16()`] for 8 bytes.
 #[cube]
 pub fn ld_global_once_8(address: u64) -> U2 {
     let value: U2;
@@ -141,7 +142,7 @@ pub fn ld_global_once_8(address: u64) -> U2 {
     read::<U2>(value)
 }
 
-/// The same of 4 bytes.
+/// [`ld_global_once_16()`] for 4 bytes.
 #[cube]
 pub fn ld_global_once_4(address: u64) -> u32 {
     let value: u32;

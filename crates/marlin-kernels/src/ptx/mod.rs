@@ -1,10 +1,11 @@
-//! PTX instructions that CubeCL has no function for: one function an instruction.
+//! PTX instructions for which CubeCL has no function; each function is one instruction.
 //!
-//! Every operand goes through [`read()`]: inline assembly takes a variable, a copy or another
-//! block's output by its stack address otherwise. Addresses of shared memory are 32-bit, those of
-//! global memory 64-bit. Only the NVRTC compiler of the CUDA runtime takes these.
+//! Every operand is passed through [`read()`], because inline assembly would otherwise take a
+//! variable, a copy or another block's output by its stack address. Addresses of shared memory are
+//! 32-bit, those of global memory 64-bit. Only the NVRTC compiler of the CUDA runtime accepts these
+//! functions.
 //!
-//! Source: PTX ISA 8.0, the section that each function names.
+//! Source: PTX ISA 8.0, the sections that the functions name.
 
 mod barrier;
 mod cluster;
@@ -30,17 +31,17 @@ use cubecl::prelude::*;
 pub type U2 = Vector<u32, Const<2>>;
 /// Four 32-bit registers: 16 bytes of a copy, or the fragment A of `mma.m16n8k16`.
 pub type U4 = Vector<u32, Const<4>>;
-/// The accumulator C and D of `mma.m16n8k16` in f32.
+/// The accumulators C and D of `mma.m16n8k16` in f32.
 pub type F4 = Vector<f32, Const<4>>;
 
-/// The value of a variable, in a register.
+/// Reads the value of a variable into a register.
 #[cube]
 pub fn read<T: CubePrimitive>(value: T) -> T {
     intrinsic!(|scope| value.read_value(scope).into())
 }
 
-/// `%laneid`: the number of a thread in its warp. CubeCL's own divides by a warp size that it asks
-/// the device for.
+/// `%laneid`: the number of a thread in its warp. CubeCL's own function divides by a warp size that
+/// it queries from the device.
 #[cube]
 pub fn lane() -> u32 {
     let lane: u32;
@@ -48,7 +49,8 @@ pub fn lane() -> u32 {
     read::<u32>(lane)
 }
 
-/// The same value, of which the compiler knows nothing: a loop that ends on it is not unrolled.
+/// Returns the same value, about which the compiler knows nothing. A loop whose end depends on it
+/// is not unrolled.
 #[cube]
 pub fn opaque(value: u32) -> u32 {
     let same: u32;
@@ -56,7 +58,7 @@ pub fn opaque(value: u32) -> u32 {
     read::<u32>(same)
 }
 
-/// Shared-window address of a slice in shared memory.
+/// Returns the shared-window address of a slice in shared memory.
 #[cube]
 pub fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
     // SAFETY: the pointer is only turned into a number.
@@ -69,7 +71,7 @@ pub fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
     read::<u32>(address)
 }
 
-/// Global address of a slice that is read.
+/// Returns the global address of a slice that is read.
 #[cube]
 pub fn global_address<T: CubePrimitive>(slice: &[T]) -> u64 {
     // SAFETY: the pointer is only turned into a number.
@@ -79,7 +81,7 @@ pub fn global_address<T: CubePrimitive>(slice: &[T]) -> u64 {
     read::<u64>(address)
 }
 
-/// Global address of a slice that is written.
+/// Returns the global address of a slice that is written.
 #[cube]
 pub fn global_address_mut<T: CubePrimitive>(slice: &mut [T]) -> u64 {
     // SAFETY: the pointer is only turned into a number.

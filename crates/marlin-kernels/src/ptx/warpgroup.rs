@@ -1,14 +1,14 @@
-//! `wgmma`: the asynchronous products of a warpgroup, four warps, from compute capability 9.0a on
-//! ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Operation").
+//! `wgmma`: the asynchronous matrix products of a warpgroup of four warps, from compute capability
+//! 9.0a on ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Operation").
 
 use super::{U4, read};
 use cubecl::prelude::*;
 
-/// Declares `registers` accumulators for [`wgmma()`], and what else it names: once, at a kernel's
-/// top, outside loops.
+/// Declares `registers` accumulators for [`wgmma()`], and the other PTX registers that it uses.
+/// Call it once, at the start of a kernel and outside loops.
 ///
-/// They are PTX registers that only inline assembly names. If they are values of CubeCL's, each
-/// instruction copies them, and ptxas makes it wait for the one before.
+/// The accumulators are PTX registers that only inline assembly names. If they were CubeCL values,
+/// each instruction would copy them, and ptxas would make it wait for the preceding one.
 #[cube]
 pub fn wgmma_declare(#[comptime] registers: usize) {
     gpu_asm!(
@@ -17,14 +17,14 @@ pub fn wgmma_declare(#[comptime] registers: usize) {
     );
 }
 
-/// Declares what [`wgmma_shared()`] names, beside [`wgmma_declare()`].
+/// Declares the additional PTX register of [`wgmma_shared()`]; call it besides [`wgmma_declare()`].
 #[cube]
 pub fn wgmma_declare_shared() {
     gpu_asm!(".reg .b64 wgmma_a;");
 }
 
-/// Sets whether every [`wgmma()`] that starts sums from here on adds to what its accumulators hold
-/// (1), or replaces it (0).
+/// Sets whether every following [`wgmma()`] that starts sums adds to its accumulators (1) or
+/// replaces them (0).
 #[cube]
 pub fn wgmma_more(more: u32) {
     gpu_asm!("setp.ne.u32 wgmma_more, {m}, 0;", m = in(_) read::<u32>(more));
@@ -51,39 +51,41 @@ pub fn wgmma_scale(#[comptime] register: usize, factor: f32) {
     gpu_asm!("mul.f32 wgmma_sum{i}, wgmma_sum{i}, {f};", i = const register, f = in(_) read::<f32>(factor));
 }
 
-/// The upper half of [`wgmma()`]'s descriptor of B: eight rows are 1024 bytes (in units of 16, from
-/// bit 32), and their runs of 16 bytes are swizzled within 128 (1 in bits 62 and 63).
+/// The upper half of [`wgmma()`]'s descriptor of B: eight rows are 1024 bytes (in units of 16
+/// bytes, from bit 32 on), and their runs of 16 bytes are swizzled within 128 bytes (1 in bits 62
+/// and 63).
 const DESCRIPTOR_SWIZZLE_128: u32 = (1 << 30) | (1024 / 16);
 
-/// The lower half of [`wgmma()`]'s descriptor of B, from its address in shared memory, of less than
-/// 2^18: the address in units of 16, and 1 for the offset that a swizzled matrix does not use. 16
-/// values along K are 2 units.
+/// Returns the lower half of [`wgmma()`]'s descriptor of B for an address in shared memory below
+/// 2^18: the address in units of 16 bytes, and 1 for the offset that a swizzled matrix does not
+/// use. 16 values along K are 2 units.
 #[cube]
 pub fn wgmma_descriptor(address: u32) -> u32 {
     (address / 16) | 0x1_0000u32
 }
 
-/// The lower half of the descriptor of a B for [`wgmma_transposed()`], from its address: rows of K
-/// of 64 values each, 128 bytes, and the next 64 values of all rows `atom` bytes further. 16 rows
-/// of K are 128 units.
+/// Returns the lower half of the descriptor of B for [`wgmma_transposed()`]. B is stored in rows of
+/// K of 64 values, 128 bytes, each; the next 64 values of all rows are `atom` bytes further. 16
+/// rows of K are 128 units.
 #[cube]
 pub fn wgmma_descriptor_transposed(address: u32, #[comptime] atom: usize) -> u32 {
     (address / 16) | comptime!((atom as u32 / 16) << 16)
 }
 
-/// The descriptor of B for every [`wgmma()`] from here on, from its lower half. As an operand it
-/// takes ptxas ten registers more.
+/// Sets the descriptor of B for every following [`wgmma()`], from its lower half. If it were an
+/// operand instead, ptxas would use ten more registers.
 #[cube]
 pub fn wgmma_b(descriptor: u32) {
     gpu_asm!("mov.b64 wgmma_b, {{{d}, {u}}};", d = in(_) read::<u32>(descriptor), u = const DESCRIPTOR_SWIZZLE_128);
 }
 
-/// `wgmma.mma_async.m64nNk16`: adds to the f32 accumulators from number `first` on the product of
-/// A, of f16 or (`bf16`) bf16 and in registers, and [B](wgmma_b()), `n` rows of K-major values in
-/// shared memory. Where it `starts` sums, it adds or replaces, as set by [`wgmma_more()`].
+/// `wgmma.mma_async.m64nNk16`: adds the product of A and B to the f32 accumulators from number
+/// `first` on. A is in registers, in f16 or (`bf16`) bf16; [B](wgmma_b()) is `n` rows of K-major
+/// values in shared memory. If the instruction `starts` sums, it adds to the accumulators or
+/// replaces them, as set by [`wgmma_more()`].
 ///
-/// Warp `w` of four holds the rows `16w` to `16w + 15`: of A in the ownership of `mma.m16n8k16`, of
-/// the sums in that of `n / 8` accumulators of `mma.m16n8k16` side by side.
+/// Warp `w` of four holds the rows `16w` to `16w + 15`. Its lanes hold A like the fragment of
+/// `mma.m16n8k16`, and the sums like `n / 8` accumulators of `mma.m16n8k16` side by side.
 #[cube]
 pub fn wgmma(
     a: U4,
@@ -99,8 +101,8 @@ pub fn wgmma(
     );
 }
 
-/// [`wgmma()`] with A, 64 rows of K-major values, in shared memory, too: `a` is the lower half of
-/// its [descriptor](wgmma_descriptor()).
+/// [`wgmma()`] with A, 64 rows of K-major values, in shared memory as well: `a` is the lower half
+/// of its [descriptor](wgmma_descriptor()).
 #[cube]
 pub fn wgmma_shared(
     a: u32,
@@ -116,8 +118,8 @@ pub fn wgmma_shared(
     );
 }
 
-/// [`wgmma()`] with B transposed in shared memory, rows of K of N values, as
-/// [described](wgmma_descriptor_transposed()). It adds.
+/// [`wgmma()`] with B transposed in shared memory: rows of K of N values, with the descriptor of
+/// [`wgmma_descriptor_transposed()`]. It always adds to the accumulators.
 #[cube]
 pub fn wgmma_transposed(
     a: U4,
@@ -132,9 +134,9 @@ pub fn wgmma_transposed(
     );
 }
 
-/// `wgmma.mma_async.sp.m64nNk32`: as [`wgmma()`] with an A that stores two of every four columns,
-/// and 32 rows of B, 64 bytes from the descriptor on. Each warp has the metadata of its 16 rows, as
-/// `mma_sp_m16n8k32` takes them.
+/// `wgmma.mma_async.sp.m64nNk32`: [`wgmma()`] with an A that stores two of every four columns, and
+/// with 32 rows of B, 64 bytes from the descriptor on. Each warp passes the metadata of its 16
+/// rows, in the form that `mma_sp_m16n8k32` takes.
 #[cube]
 pub fn wgmma_sp(
     a: U4,
@@ -158,13 +160,13 @@ fn sum_names(first: usize, count: usize) -> String {
         .join(", ")
 }
 
-/// `wgmma.fence`: what was written to registers is there for the next [`wgmma()`].
+/// `wgmma.fence`: orders writes to registers before the next [`wgmma()`].
 #[cube]
 pub fn wgmma_fence() {
     gpu_asm!("wgmma.fence.sync.aligned;");
 }
 
-/// `wgmma.commit_group`: closes the group of products issued since the last one.
+/// `wgmma.commit_group`: closes the group of products issued since the last call.
 #[cube]
 pub fn wgmma_commit_group() {
     gpu_asm!("wgmma.commit_group.sync.aligned;");
@@ -176,15 +178,15 @@ pub fn wgmma_wait_group(#[comptime] pending: usize) {
     gpu_asm!("wgmma.wait_group.sync.aligned {n};", n = const pending);
 }
 
-/// `setmaxnreg.dec`: the warpgroup's threads keep `registers`, and give the others back
-/// ("Miscellaneous Instructions: setmaxnreg").
+/// `setmaxnreg.dec`: the warpgroup's threads keep `registers` registers each, and release the
+/// others ("Miscellaneous Instructions: setmaxnreg").
 #[cube]
 pub fn setmaxnreg_dec(#[comptime] registers: usize) {
     gpu_asm!("setmaxnreg.dec.sync.aligned.u32 {n};", n = const registers);
 }
 
-/// `setmaxnreg.inc`: the warpgroup's threads have `registers`, once others have given back as many
-/// as that takes.
+/// `setmaxnreg.inc`: the warpgroup's threads get `registers` registers each, once other warpgroups
+/// have released enough.
 #[cube]
 pub fn setmaxnreg_inc(#[comptime] registers: usize) {
     gpu_asm!("setmaxnreg.inc.sync.aligned.u32 {n};", n = const registers);

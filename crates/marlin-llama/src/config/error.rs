@@ -1,4 +1,4 @@
-use super::Architecture;
+use crate::architectures::Architecture;
 
 /// A `config.json` that is not a Llama's, or does not hold together.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,5 @@
 //! The `config.json` of a Llama-style decoder.
 
-mod architecture;
 mod error;
 mod generation;
 mod raw;
@@ -14,9 +13,6 @@ use burn::tensor::FloatDType;
 use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_text};
 use serde::{Deserialize, Serialize};
 
-pub use architecture::Architecture;
-use architecture::Window;
-pub(crate) use architecture::{Declaration, MLP_INPUTS_APART};
 pub use error::LlamaConfigError;
 pub use generation::GenerationConfig;
 pub(crate) use generation::{quantization_field, read_json};
@@ -24,6 +20,7 @@ use raw::{RawClass, RawConfig};
 pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling};
 
 use crate::LlamaError;
+use crate::architectures::{Architecture, BlockShape, Window};
 
 /// Sizes and constants of a Llama-style decoder, as `config.json` holds them.
 ///
@@ -180,10 +177,8 @@ impl LlamaConfig {
         }
         if let Some(scaling) = &self.rope_scaling {
             scaling.validate(self)?;
-            // `Phi3Config` reads no other, so that what is written with one would not open.
-            if self.architecture == Architecture::Phi3
-                && !matches!(scaling, RopeScaling::LongRope(_))
-            {
+            // What is written with another one would not open.
+            if !self.architecture.declaration().rope.reads(scaling) {
                 let found = scaling.rope_type().into();
                 return Err(LlamaConfigError::NotOfArchitecture {
                     field: "rope_type",
@@ -249,9 +244,9 @@ impl LlamaConfig {
             .map(|window| window.size)
     }
 
-    /// Returns true if the o projection has a bias.
-    pub fn output_bias(&self) -> bool {
-        self.attention_bias && self.architecture.declaration().output_bias
+    /// The shape of block `layer`.
+    pub(crate) fn block(&self, layer: usize) -> BlockShape {
+        (self.architecture.declaration().block)(self, layer)
     }
 
     /// Features of all query heads together: N of `q_proj`, K of `o_proj`.

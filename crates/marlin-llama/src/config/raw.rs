@@ -3,9 +3,9 @@
 use burn::tensor::FloatDType;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::architecture::{Architecture, Bias, Window};
 use super::raw_rope::{Beside, RawRope, Rope};
 use super::{LlamaConfig, LlamaConfigError, RopeScaling, SlidingWindow};
+use crate::architectures::{Architecture, Bias, Window};
 
 const ACTIVATION: &str = "silu";
 
@@ -142,7 +142,7 @@ impl TryFrom<RawConfig> for LlamaConfig {
             .max_position_embeddings
             .unwrap_or(defaults.max_position_embeddings);
         let beside = Beside {
-            architecture,
+            fields: declaration.rope,
             rope_theta: raw.rope_theta,
             partial_rotary_factor: raw.partial_rotary_factor,
             original_max_position_embeddings: raw

@@ -4,8 +4,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::LlamaConfigError;
 use super::rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling};
-use super::{Architecture, LlamaConfigError};
+use crate::architectures::RopeFields;
 
 /// `rope_scaling`, or the newer `rope_parameters`, which holds the base and the rotated part of a
 /// head as well.
@@ -15,7 +16,7 @@ pub(super) struct RawRope(Map<String, Value>);
 
 /// Fields beside the scaling, and sizes it falls back to.
 pub(super) struct Beside {
-    pub(super) architecture: Architecture,
+    pub(super) fields: RopeFields,
     pub(super) rope_theta: Option<f64>,
     pub(super) partial_rotary_factor: Option<f64>,
     pub(super) original_max_position_embeddings: Option<usize>,
@@ -93,14 +94,13 @@ impl RawRope {
             self.take::<String>("type")?,
         );
         let rope_type = new.or(old).unwrap_or_else(|| "default".into());
-        let scaling = match (rope_type.as_str(), beside.architecture) {
-            ("default", _) => None,
-            // `Phi3Config` takes both for early names of it.
-            ("longrope" | "su", _) | ("yarn", Architecture::Phi3) => {
+        let scaling = match rope_type.as_str() {
+            "default" => None,
+            long if beside.fields.is_long_rope(long) => {
                 Some(RopeScaling::LongRope(self.long_rope(beside)?))
             }
-            ("llama3", _) => Some(RopeScaling::Llama3(self.llama3(beside)?)),
-            ("yarn", _) => Some(RopeScaling::Yarn(self.yarn(beside)?)),
+            "llama3" => Some(RopeScaling::Llama3(self.llama3(beside)?)),
+            "yarn" => Some(RopeScaling::Yarn(self.yarn(beside)?)),
             _ => {
                 return Err(LlamaConfigError::Unsupported {
                     field: "rope_type",

@@ -1,4 +1,4 @@
-//! A model on a device: prompts to its cache, and steps as recorded graphs.
+//! Runs a model on a device: reads prompts into the KV cache, and runs steps as recorded graphs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -14,68 +14,69 @@ use crate::model::{Batch, CachePosition};
 use crate::tokens::token_tensor;
 use crate::{KvCache, LlamaError, LlamaModel};
 
-/// Held for writing while a step is recorded, and for reading by all other work of decoders: CUDA
-/// would take work of other threads into the recording if it shares the stream, and fail the
-/// recording if it allocates, on whatever stream and device.
+/// The lock that is held for writing while a step is recorded, and for reading by all other work of
+/// decoders. CUDA would include work of other threads in the recording if it shares the stream, and
+/// fail the recording if it allocates on any stream or device.
 static RECORDING: RwLock<()> = RwLock::new(());
 
-/// All functions must be called on the stream of the model.
+/// A model with its KV cache and recorded graphs. All functions must be called on the stream of the
+/// model.
 pub(super) struct ModelEngine {
     model: Arc<LlamaModel>,
     state: Arc<Mutex<State>>,
     slots: usize,
     graphs: BTreeMap<Pass, PassGraph>,
     prompts: PromptRows,
-    /// Most tokens of prompts in a pass while no sequence is running.
+    /// The largest number of prompt tokens in a pass while no sequence is running.
     idle_chunk: usize,
-    /// The same while one is.
+    /// The largest number of prompt tokens in a pass while a sequence is running.
     running_chunk: usize,
 }
 
-/// The tokens of prompts that are read as rows of one pass; others are read as matrices, prompt by
-/// prompt.
+/// The prompt tokens that are read as rows of one pass. Other tokens are read as matrices, prompt
+/// by prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PromptRows {
-    /// All: attention shares keys and values among a prompt's rows.
+    /// All tokens: attention shares keys and values among a prompt's rows.
     All,
-    /// Those up to [`LAST_ROW_POSITION`].
+    /// The tokens up to [`LAST_ROW_POSITION`].
     First,
-    /// Only a prompt's last token, from which the first new one is chosen.
+    /// Only a prompt's last token, from which the first new token is chosen.
     Last,
 }
 
-/// The last position of a prompt that is read as rows where each row reads the keys and values
-/// before it by itself; past it matrices are faster. On an H200, Llama 2 7B, 64 tokens took 7 ms as
-/// such rows and 32 as matrices, 1024 tokens 94 as rows and 76 as matrices.
+/// The last position of a prompt that is read as rows if each row reads the keys and values before
+/// it separately. Beyond it matrices are faster. On an H200 with Llama 2 7B, 64 tokens took 7 ms as
+/// such rows and 32 ms as matrices, 1024 tokens 94 ms as rows and 76 ms as matrices.
 const LAST_ROW_POSITION: usize = 511;
-/// The last position of a sequence that goes on in a pass of prompts. There one block a head reads
-/// all keys and values before a row, which a step shares among many, so from some position on a
-/// step of its own costs less. Estimated, not measured: a block takes about 2.5 us for 64
-/// positions, so 80 us a layer here, and a step beside the prompts 2.2 ms (Llama 2 7B, 16
-/// sequences, H200). Joined up to here, 8 prompts of 1024 took 198 ms there, and apart 206 on the
-/// day before.
+/// The last position of a sequence that continues in a pass of prompts. In such a pass one block
+/// for each head reads all keys and values before a row, which a step shares among many blocks, so
+/// from some position on a separate step costs less. Estimated, not measured: a block takes about
+/// 2.5 us for 64 positions, so 80 us for a layer at this position, and a step beside the prompts
+/// 2.2 ms (Llama 2 7B, 16 sequences, H200). With sequences joined up to this position, 8 prompts of
+/// 1024 tokens took 198 ms on that card, and 206 ms with separate steps on the day before.
 const LAST_JOINED_POSITION: usize = 2047;
-/// Most tokens of prompts in a pass where attention runs on tensor cores. Llama 2 7B on an H200:
-/// 512 tokens take 12 ms, 1024 take 23, 2000 take 50.
+/// The largest number of prompt tokens in a pass if attention runs on tensor cores. Llama 2 7B on
+/// an H200: 512 tokens take 12 ms, 1024 take 23 ms, 2000 take 50 ms.
 const FLASH_CHUNK: usize = 1024;
-/// The same elsewhere: enough tokens to be bound by arithmetic, few enough that the scores of a
-/// long prompt fit.
+/// The largest number of prompt tokens in a pass if attention does not run on tensor cores: enough
+/// tokens to be bound by arithmetic, few enough that the scores of a long prompt fit.
 const MATRIX_CHUNK: usize = 512;
-/// Last rows of prompts in a recorded pass, if so many are enough: the most that a float head's own
-/// kernel takes.
+/// The number of last rows of prompts in a recorded pass, if it is enough: the most rows that the
+/// kernel of a float head supports.
 const FEW_ENDS: usize = 32;
 
-/// The work of a graph.
+/// The work that a graph records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Pass {
     /// A decode step.
     Step { rows: usize },
-    /// Tokens of prompts, of which some end.
+    /// Tokens of prompts, some of which end in the pass.
     Prompts { rows: usize, ends: usize },
 }
 
 impl Pass {
-    /// Its rows, idle.
+    /// Creates the batch of the pass, with idle rows.
     fn batch(self, model: &LlamaModel, slots: usize) -> Batch {
         match self {
             Self::Step { rows } => {
@@ -89,20 +90,20 @@ impl Pass {
 /// The tensors that all steps read and write.
 struct State {
     cache: KvCache,
-    /// [[`BITMAPS`] * slots, vocab / 32 up]: of each slot the bitmaps of its sequence's tokens, and
-    /// of those that it may not have.
+    /// [[`BITMAPS`] * slots, vocab / 32, rounded up]: for each slot, the bitmap of its sequence's
+    /// tokens and the bitmap of its suppressed tokens.
     bitmaps: Tensor<2, Int>,
 }
 
-/// A pass whose operations are recorded.
+/// A recorded pass.
 struct PassGraph {
     batch: Arc<Mutex<Batch>>,
     graph: Graph<(), Box<dyn FnMut() + Send>>,
-    /// The rows of a step that the device holds; none if the host does not know them.
+    /// The rows of a step on the device; empty if the host does not know them.
     rows: Vec<Row>,
 }
 
-/// Rows that were given to the device, whose next tokens it chooses.
+/// A pass that was given to the device, which chooses the next tokens of its rows.
 pub(super) struct ModelStep {
     pass: Pass,
     rows: RowsRead,
@@ -150,7 +151,7 @@ impl ModelEngine {
         })
     }
 
-    /// As [`Decoder::warm_up`](super::Decoder::warm_up).
+    /// Implements [`Decoder::warm_up`](super::Decoder::warm_up).
     pub(super) fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
         if !decode::has_kernels(&self.model.device()) {
             return Duration::ZERO;
@@ -176,7 +177,7 @@ impl ModelEngine {
         start.elapsed()
     }
 
-    /// As [`Decoder::compile_ahead`](super::Decoder::compile_ahead).
+    /// Implements [`Decoder::compile_ahead`](super::Decoder::compile_ahead).
     pub(super) fn compile_ahead(&self, prompt_tokens: usize) -> CompiledAhead {
         let shape = |pass, rows, ends| self.model.pass_shape(pass, rows, ends, self.slots);
         let mut passes = vec![shape(AttentionPass::Step, 1, 1)];
@@ -184,12 +185,12 @@ impl ModelEngine {
             let [rows, ends] = self.rounded(prompt_tokens.clamp(1, self.chunk(false)), 1);
             passes.push(shape(AttentionPass::Prompt, rows, ends));
         }
-        // A recording would fail where another server allocates.
+        // A recording would fail if another server allocates.
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         decode::ahead::compile(&self.model.device(), &passes)
     }
 
-    /// As [`Decoder::set_prefill_chunk`](super::Decoder::set_prefill_chunk).
+    /// Implements [`Decoder::set_prefill_chunk`](super::Decoder::set_prefill_chunk).
     pub(super) fn set_chunk(&mut self, tokens: usize) {
         self.running_chunk = tokens.clamp(1, self.idle_chunk);
     }
@@ -211,7 +212,7 @@ impl ModelEngine {
         );
     }
 
-    /// The graph of a pass, recorded the first time.
+    /// Returns the graph of a pass, and records it the first time.
     fn record(&mut self, pass: Pass) -> &mut PassGraph {
         let Self {
             model,
@@ -247,9 +248,9 @@ impl ModelEngine {
         })
     }
 
-    /// The numbers of rows, and of last rows of prompts that end, of a pass for `rows` and `ends`:
-    /// where passes are recorded, rounded up so that they are few. More last rows then cost next to
-    /// nothing, since the head's weight is read once for all of them.
+    /// Returns the numbers of rows, and of last rows of prompts, in a pass for `rows` and `ends`.
+    /// If passes are recorded, the numbers are rounded up so that there are few graphs. Additional
+    /// last rows cost next to nothing, since the head's weight is read once for all of them.
     fn rounded(&self, rows: usize, ends: usize) -> [usize; 2] {
         if self.prompts == PromptRows::Last {
             return [rows, ends];
@@ -268,8 +269,7 @@ impl ModelEngine {
         }
     }
 
-    /// Runs rows of prompts through the model, of which `ends` are the last rows of prompts that
-    /// end.
+    /// Runs rows of prompts through the model. `ends` are the last rows of the prompts that end.
     fn read_rows(&mut self, mut rows: Vec<Row>, mut ends: Vec<Row>) -> Option<ModelStep> {
         let [size, count] = self.rounded(rows.len(), ends.len());
         rows.resize(size, Row::IDLE);
@@ -301,13 +301,13 @@ impl ModelEngine {
 }
 
 impl PassGraph {
-    /// Starts a step on the rows that the device has.
+    /// Starts a step on the rows on the device.
     fn step(&mut self) -> RowsRead {
         self.replay();
         decode::start_reading(&lock(&self.batch).rows)
     }
 
-    /// Starts the pass on the rows that the device has.
+    /// Starts the pass on the rows on the device.
     fn replay(&mut self) {
         // SAFETY: what the graph reads and writes are the model, the state and the batch. The
         // graph's closure owns them or a share of them, and they keep their memory: nothing else
@@ -418,7 +418,7 @@ impl Engine for ModelEngine {
     }
 }
 
-/// A panic between two operations leaves tensors, which are never half written.
+/// Locks a mutex, also after a panic: a panic between two operations leaves no tensor half written.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

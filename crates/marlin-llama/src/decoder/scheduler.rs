@@ -11,67 +11,69 @@ use crate::model::CachePosition;
 use crate::sampling::SamplingError;
 use crate::suppression::Suppressed;
 
-/// Tokens of a prompt that are read together.
+/// A chunk of a prompt, whose tokens are read together.
 pub(super) struct PromptChunk {
     pub(super) tokens: Vec<u32>,
-    /// The slot, and the position of the first of them.
+    /// The slot, and the position of the first token.
     pub(super) position: CachePosition,
-    /// The row of the last of them, if the prompt ends with it.
+    /// The row of the last token, if the prompt ends with it.
     pub(super) end: Option<Row>,
 }
 
-/// A device with a model, as the scheduler sees it. Work that it is given runs in the order in
-/// which it is given.
+/// The scheduler's interface to a device with a model. The device runs work in the order in which
+/// it is given.
 pub(super) trait Engine {
     /// A step that was given to the device.
     type Step;
 
-    /// The most tokens of a [`prefill`](Self::prefill), while sequences are running that wait for
-    /// it, and while there are none.
+    /// Returns the largest number of tokens of a [`prefill`](Self::prefill). `is_running` is true
+    /// while running sequences wait for it.
     fn chunk(&self, is_running: bool) -> usize;
 
-    /// Runs chunks of prompts through the model, to their positions of the cache, and chooses the
-    /// first token of those that end: a step of their rows, in this order. None if no prompt ends.
+    /// Runs chunks of prompts through the model, writes their positions of the KV cache, and
+    /// chooses the first token of each prompt that ends. Returns the step with the rows of these
+    /// prompts, in this order; `None` if no prompt ends.
     fn prefill(&mut self, chunks: &[PromptChunk]) -> Option<Self::Step>;
 
-    /// True if a [`prefill`](Self::prefill) that reads prompts should also continue the sequences
-    /// of these rows: one read of the weights for both. A row is then a chunk of one token that
-    /// ends.
+    /// Returns true if a [`prefill`](Self::prefill) that reads prompts should also continue the
+    /// sequences of these rows, so that the weights are read once for both. Such a row is passed as
+    /// a chunk of one token that ends.
     fn joins(&self, rows: &[Row]) -> bool;
 
-    /// Sets the tokens that a slot's sequence has, for the repetition penalty.
+    /// Sets the tokens of a slot's sequence, for the repetition penalty.
     fn set_seen(&mut self, slot: usize, tokens: &[u32]);
 
-    /// Sets the tokens that a slot's sequence may not have next, in the work that follows.
+    /// Sets the suppressed tokens of a slot's sequence for the work that follows.
     fn set_suppressed(&mut self, slot: usize, tokens: &[u32]);
 
     /// Starts a step of these rows.
     fn start(&mut self, rows: &[Row]) -> Self::Step;
 
-    /// Starts the step that follows the last one of `count` rows, which the host need not know.
-    /// None on a device that waits for the host.
+    /// Starts the step that follows the last step of `count` rows; the host need not know these
+    /// rows. Returns `None` on a device that waits for the host.
     fn start_next(&mut self, count: usize) -> Option<Self::Step>;
 
-    /// The rows after a step. Steps are finished in the order in which they were started.
+    /// Waits for a step and returns its rows. Steps are finished in the order in which they were
+    /// started.
     fn finish(&mut self, step: Self::Step) -> Result<Vec<Row>, LlamaError>;
 }
 
 /// The sequences of a decoder.
 pub(super) struct Scheduler<E: Engine> {
     engine: E,
-    /// By slot.
+    /// The sequence of each slot.
     sequences: Vec<Option<Sequence>>,
-    /// Positions of a slot.
+    /// The number of positions of a slot.
     window: usize,
     vocab_size: usize,
-    /// Sequences that ever joined.
+    /// The number of sequences that have ever joined.
     joined: u64,
-    /// The step after the last one whose tokens the host has.
+    /// A step that was started before the host has read the tokens of the step before it.
     ahead: Option<Started<E::Step>>,
 }
 
 struct Started<S> {
-    /// Slots and ids of the sequences of its rows.
+    /// The slot and the id of the sequence of each row.
     sequences: Vec<(usize, u64)>,
     step: S,
 }
@@ -149,7 +151,7 @@ impl<E: Engine> Scheduler<E> {
             stop_tokens: options.stop_tokens.clone(),
             suppressed,
         });
-        // What follows the prompt is known now.
+        // The tokens that may not follow the prompt are already known.
         self.suppress([slot], 0);
         Ok(slot)
     }
@@ -186,7 +188,7 @@ impl<E: Engine> Scheduler<E> {
     fn step_with_prompts(&mut self) -> Result<Vec<Decoded>, LlamaError> {
         if let Some(step) = self.ahead.take() {
             let decoded = self.finish(step)?;
-            // The pass needs the tokens of this step: the next call starts it.
+            // A pass of prompts needs the tokens of this step, so the next call starts it.
             if !decoded.is_empty() {
                 return Ok(decoded);
             }
@@ -199,8 +201,8 @@ impl<E: Engine> Scheduler<E> {
                 .filter_map(|(slot, sequence)| sequence.as_chunk(slot))
                 .collect();
             let size = self.engine.chunk(!chunks.is_empty());
-            // A few rows take the place of tokens of prompts: a device that records passes for some
-            // numbers of rows would round their sum up by half.
+            // A few running rows replace prompt tokens: a device that records passes only for some
+            // numbers of rows would round the sum up by half.
             let room = if chunks.len() <= size / 4 {
                 size - chunks.len()
             } else {
@@ -237,7 +239,7 @@ impl<E: Engine> Scheduler<E> {
                 .iter()
                 .any(|sequence| running.contains(sequence))
         }) {
-            // All of its sequences have left.
+            // All sequences of the step have left.
             self.engine.finish(step.step)?;
         }
         let is_ahead = ahead.is_some();
@@ -255,7 +257,7 @@ impl<E: Engine> Scheduler<E> {
                 sequences: running.clone(),
             })
         });
-        // The same sequences continue, and the device has the state of all of them: it need not
+        // The same sequences continue, and their state is on the device, so the next step need not
         // wait for the host.
         if let (Some(step), None) = (&step, &first)
             && step.sequences == running
@@ -268,7 +270,7 @@ impl<E: Engine> Scheduler<E> {
             });
         }
         let mut decoded = Vec::new();
-        // In the order in which they were started.
+        // Steps are finished in the order in which they were started.
         let started = if is_ahead {
             [step, first]
         } else {
@@ -281,8 +283,8 @@ impl<E: Engine> Scheduler<E> {
         Ok(decoded)
     }
 
-    /// Sets the tokens that the sequences of slots may not have in their next work, where they
-    /// changed. The work before it chooses `unknown` tokens of each that the host does not have
+    /// Sets the suppressed tokens of the sequences in these slots for their next work, if they
+    /// changed. Earlier work chooses `unknown` tokens of each sequence that the host does not have
     /// yet.
     fn suppress(&mut self, slots: impl IntoIterator<Item = usize>, unknown: usize) {
         for slot in slots {
@@ -295,7 +297,7 @@ impl<E: Engine> Scheduler<E> {
         }
     }
 
-    /// The outcome of a step, in the order of slots.
+    /// Waits for a step and returns its outcome, in the order of slots.
     fn finish(
         &mut self,
         Started { sequences, step }: Started<E::Step>,
@@ -310,7 +312,7 @@ impl<E: Engine> Scheduler<E> {
         Ok(decoded)
     }
 
-    /// The step of the chunks that end, with their sequences.
+    /// Returns the step of the chunks that end, with their sequences.
     fn started(&self, chunks: &[PromptChunk], step: Option<E::Step>) -> Option<Started<E::Step>> {
         let ended = chunks
             .iter()
@@ -332,9 +334,9 @@ impl<E: Engine> Scheduler<E> {
         joined.filter(|(_, sequence)| sequence.is_running())
     }
 
-    /// Reads chunks of prompts, oldest first, as many together as one chunk has room for: once
-    /// while a sequence is running, otherwise until one is. Returns the step of those whose first
-    /// token the last pass chooses.
+    /// Reads chunks of prompts, oldest first, as many at once as one chunk has room for. While a
+    /// sequence is running it reads once, otherwise until a sequence is running. Returns the step
+    /// of the prompts whose first token the last pass chooses.
     fn read_prompts(&mut self) -> Option<Started<E::Step>> {
         let is_running = self.running().next().is_some();
         loop {
@@ -349,9 +351,9 @@ impl<E: Engine> Scheduler<E> {
         }
     }
 
-    /// Takes the chunks that are read next from their prompts, at most `size` tokens together: as
-    /// many as that if `fills`, otherwise a prompt is read in chunks of `size` tokens, and waits
-    /// where one has no room beside the others.
+    /// Takes the next chunks from their prompts, with at most `size` tokens together. If `fills` is
+    /// set, a chunk is cut to fill the remaining room; otherwise a prompt is read in chunks of
+    /// `size` tokens, and waits if a chunk has no room beside the others.
     fn next_chunks(&mut self, size: usize, fills: bool) -> Vec<PromptChunk> {
         let (mut chunks, mut room) = (Vec::new(), size);
         loop {
@@ -386,8 +388,8 @@ impl<E: Engine> Scheduler<E> {
         }
     }
 
-    /// The outcome of a step for a sequence, which leaves where it ended; none for one that has
-    /// left.
+    /// Returns the outcome of a step for a sequence, and removes the sequence if it has ended;
+    /// `None` if it has left already.
     fn decoded(&mut self, slot: usize, id: u64, row: Row) -> Option<Decoded> {
         let sequence = self.sequences[slot]
             .as_mut()

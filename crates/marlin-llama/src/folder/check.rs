@@ -12,8 +12,9 @@ use marlin_text::{ChatTemplate, Message, TextError, Tokenizer};
 use super::weights::FileWeights;
 use super::{OpenOptions, check_memory, choose_dtype, use_own_head};
 use crate::LlamaError;
+use crate::architectures::LayerShape;
 use crate::config::{GenerationConfig, LlamaConfig};
-use crate::model::{LayerShape, LlamaModel, Projection, WeightSource, loaded};
+use crate::model::{LlamaModel, Projection, WeightSource, loaded};
 
 /// Faults after which no more are looked for: of a config that is another model's there is one for
 /// every tensor.

@@ -16,8 +16,9 @@ use marlin_format::{JoinError, PlainWeight};
 use super::OpenProgress;
 use super::upload::{UPLOAD_BYTES, sync, upload};
 use crate::LlamaError;
+use crate::architectures::LayerShape;
 use crate::config::LlamaConfig;
-use crate::model::{LayerShape, Projection, WeightSource, loaded};
+use crate::model::{Projection, WeightSource, loaded};
 
 /// Weights from a checkpoint's files.
 pub(crate) struct FileWeights<'a> {

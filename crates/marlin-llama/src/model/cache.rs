@@ -78,11 +78,12 @@ impl KvCache {
         max_len: usize,
         dtype: FloatDType,
     ) -> usize {
-        let elements = [slots, config.num_key_value_heads, max_len, config.head_dim]
-            .into_iter()
-            .fold(1, usize::saturating_mul);
+        let shape =
+            decode::CacheShape::from([slots, config.num_key_value_heads, max_len, config.head_dim]);
         let size = burn::tensor::DType::from(dtype).size();
-        elements.saturating_mul(2 * size * config.num_hidden_layers)
+        shape
+            .elements()
+            .saturating_mul(2 * size * config.num_hidden_layers)
     }
 
     /// Positions of each of its sequences, which

@@ -2,7 +2,7 @@ use std::array;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use marlin_kernels::{Epilogue, Prologue};
+use marlin_kernels::Epilogue;
 
 use super::{Projection, RmsNorm};
 
@@ -60,15 +60,6 @@ impl ProjectionGroup {
         }
     }
 
-    /// The prologue of the matmuls in [`forward_add_norm`](Self::forward_add_norm): the norm, where
-    /// one matmul has all outputs.
-    pub fn prologue(&self) -> Prologue {
-        match self.joined() {
-            Some(_) => Prologue::AddRmsNorm,
-            None => Prologue::None,
-        }
-    }
-
     /// Outputs side by side [.., sum of N] to each output's [.., N].
     ///
     /// # Panics
@@ -101,6 +92,11 @@ impl ProjectionGroup {
     /// The projections, to change them in place.
     pub(crate) fn projections_mut(&mut self) -> &mut [Projection] {
         &mut self.projections
+    }
+
+    /// Puts one projection with all outputs in the place of those there are.
+    pub(crate) fn replace(&mut self, joined: Projection) {
+        self.projections = vec![joined];
     }
 
     /// Features of each output.

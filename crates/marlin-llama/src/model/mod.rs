@@ -1,17 +1,19 @@
 //! The Llama-style decoder in Burn: one text for every architecture, for float and 4-bit weights.
 
-mod assemble;
 mod attention;
+mod block;
 mod cache;
 mod group;
-mod layer;
-mod mlp;
+mod load;
 mod norm;
 mod plans;
+mod products;
 mod projection;
 mod prompt;
 mod rope;
+mod source;
 mod step;
+mod swiglu;
 
 use burn::module::Module;
 use burn::nn::{Embedding, Linear};
@@ -20,36 +22,25 @@ use burn_marlin::{QuantLinear, QuantSpec, QuantizedWeight};
 use marlin_decode as decode;
 use marlin_format::WeightFormat;
 
-pub(crate) use assemble::{LayerShape, Part, WeightSource, load_layer, loaded};
 pub use attention::Attention;
+pub use block::{Block, FeedForward, Mixer, Residual};
 pub use cache::KvCache;
 pub(crate) use cache::{CachePosition, KeyValues};
 pub use group::ProjectionGroup;
-pub use layer::{Layer, Residual};
-pub use mlp::Mlp;
+pub(crate) use load::load_block;
 pub use norm::RmsNorm;
 pub use plans::LayerPlan;
+pub(crate) use products::Part;
 pub use projection::Projection;
 pub(crate) use prompt::Span;
 pub use rope::Rope;
+use source::RandomWeights;
+pub(crate) use source::{WeightSource, loaded};
 pub(crate) use step::Batch;
+pub use swiglu::SwiGlu;
 
+use crate::architectures::ProjectionKind;
 use crate::config::LlamaConfig;
-use assemble::RandomWeights;
-
-/// The names of the projections in every layer, in any architecture: the weights that are
-/// quantised.
-pub const QUANTIZABLE_PROJECTIONS: [&str; 9] = [
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "qkv_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "gate_up_proj",
-    "down_proj",
-];
 
 /// A Llama-style decoder: token ids in, logits out.
 ///
@@ -64,7 +55,7 @@ pub struct LlamaModel {
     /// [vocab, hidden]; the output head, too, where there is no `lm_head`.
     pub embed_tokens: Embedding,
     /// The transformer blocks.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<Block>,
     /// The norm before the head.
     pub norm: RmsNorm,
     /// [hidden, vocab]; none if the embedding is the head.
@@ -154,13 +145,13 @@ impl LlamaModel {
     /// adapters do not.
     pub fn dequantize(&mut self) {
         let dtype = self.dtype();
-        for Layer { self_attn, mlp, .. } in &mut self.layers {
-            let groups = [&mut self_attn.qkv_proj, &mut mlp.gate_up_proj]
-                .into_iter()
-                .flat_map(ProjectionGroup::projections_mut);
-            groups
-                .chain([&mut self_attn.o_proj, &mut mlp.down_proj])
-                .for_each(|projection| projection.dequantize(dtype));
+        for block in &mut self.layers {
+            for kind in ProjectionKind::ALL {
+                block
+                    .projections_mut(kind)
+                    .iter_mut()
+                    .for_each(|projection| projection.dequantize(dtype));
+            }
         }
         self.lm_head
             .iter_mut()
@@ -255,7 +246,7 @@ impl LlamaModel {
             .reshape([batch, seq, features])
     }
 
-    /// The rotary tables, for [`Layer::forward_full`].
+    /// The rotary tables, for [`Block::forward_full`].
     pub fn rope(&self) -> &Rope {
         &self.rope
     }

@@ -5,8 +5,8 @@ use marlin_decode::ahead::{LinearShape, LinearWeight, PassShape};
 use marlin_decode::kernels::attention::AttentionPass;
 use marlin_kernels::{Epilogue, FloatProblem, Plan, Problem, Prologue, plan};
 
-use super::assemble::Product;
-use super::{Layer, LlamaModel, Projection};
+use super::products::Product;
+use super::{Block, LlamaModel, Projection};
 
 /// A matmul of a model and its plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,17 +84,10 @@ impl LlamaModel {
     ) -> PassShape {
         let dtype = activation_dtype(self.dtype().into()).unwrap_or(ActivationDtype::F32);
         let (mut attention, mut layers) = (Vec::new(), Vec::new());
-        for Layer { self_attn, .. } in &self.layers {
-            let cache = [
-                slots,
-                self_attn.kv_heads,
-                self.max_len(),
-                self_attn.head_dim,
-            ];
-            push_new(
-                &mut attention,
-                self_attn.parts(&self.rope).shape(pass, rows, cache, dtype),
-            );
+        for of_block in self.layers.iter().map(Block::attention) {
+            let cache = [slots, of_block.kv_heads, self.max_len(), of_block.head_dim];
+            let shape = of_block.parts(&self.rope).shape(pass, rows, cache, dtype);
+            push_new(&mut attention, shape);
         }
         self.layer_products()
             .for_each(|product| push_new(&mut layers, linear_shape(&product)));

@@ -17,15 +17,15 @@ use marlin_format::{PlainWeight, QuantSpec};
 use marlin_quant::{HessianSums, LayerLoss};
 
 use super::hidden::{Batch, unread};
-use super::part::Part;
 use super::plan::{Plan, Target};
 use super::refused;
 use super::resume::Partial;
 use super::scaling::{Factors, Scales};
 use super::walk::{Walk, rows, side_by_side};
 use crate::LlamaError;
+use crate::architectures::{BlockShape, ProjectionKind};
 use crate::folder::{FileWeights, float_dtype};
-use crate::model::{Layer, Projection, load_layer, loaded};
+use crate::model::{self, Projection, load_block, loaded};
 
 /// The texts that a quantiser looks at, and where the model runs on them.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ pub struct Calibration {
     pub dtype: Option<FloatDType>,
 }
 
-/// A layer that is quantised, and its output features among those of its part.
+/// A layer that is quantised, and its output features among those of its projection.
 struct Chosen<'p> {
     name: &'p str,
     spec: QuantSpec,
@@ -50,6 +50,7 @@ struct Chosen<'p> {
 /// A block on its way.
 struct Block<'d> {
     name: String,
+    shape: BlockShape,
     /// Its weights, where an earlier run has quantised it.
     done: Option<&'d Checkpoint>,
     scales: Scales,
@@ -67,7 +68,8 @@ impl<'a> Walk<'a> {
         source: &mut FileWeights<'_>,
         on_layer: &mut dyn FnMut(&LayerLoss) -> ControlFlow<()>,
     ) -> Result<(), LlamaError> {
-        let mut layer = load_layer(self.config, source, index)?;
+        let mut layer = load_block(self.config, source, index)?;
+        let shape = self.config.block(index);
         let done = partial.block(index)?;
         for loss in done.iter().flat_map(|(_, losses)| losses) {
             if on_layer(loss).is_break() {
@@ -80,11 +82,12 @@ impl<'a> Walk<'a> {
         );
         let scales = match done {
             Some(checkpoint) => Scales::read(checkpoint, &name)?,
-            None if self.awq => self.scales(&name, &layer)?,
+            None if self.awq => self.scales(&name, &shape, &layer)?,
             None => Scales::default(),
         };
         let mut block = Block {
             name,
+            shape,
             done,
             scales,
             quantized: Vec::new(),
@@ -93,17 +96,17 @@ impl<'a> Walk<'a> {
 
         let mut float = layer.clone();
         self.release_memory(&block.name)?;
-        for part in Part::ALL {
-            let projection = self.quantize(&mut block, part, &layer, &mut float)?;
-            part.replace(&mut layer, projection);
+        for kind in ProjectionKind::ALL {
+            let projection = self.quantize(&mut block, kind, &layer, &mut float)?;
+            layer.replace(kind, projection);
             // Outputs that are not added to the hidden states leave them as they are.
-            if part.is_residual() {
+            if kind.is_residual() {
                 self.catch_up(&block.name)?;
-                self.behind = Some((part, layer.clone()));
+                self.behind = Some((kind, layer.clone()));
             }
         }
         if done.is_none() {
-            let scaled = self.scaled_tensors(&block.name, &block.scales)?;
+            let scaled = self.scaled_tensors(&block.name, &block.shape, &block.scales)?;
             let (weights, partial) = (block.quantized, partial.clone());
             self.saved()?;
             self.saving = Some(thread::spawn(move || {
@@ -122,33 +125,33 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A part of a block as one projection, with the values of its quantised weights for inputs
+    /// A projection of a block as one matmul, with the values of its quantised weights for inputs
     /// that are not scaled. The float hidden states have passed it then.
     fn quantize(
         &mut self,
         block: &mut Block<'_>,
-        part: Part,
-        layer: &Layer,
-        float: &mut Layer,
+        kind: ProjectionKind,
+        layer: &model::Block,
+        float: &mut model::Block,
     ) -> Result<Projection, LlamaError> {
-        let plans = self.plans_of(&block.name, part);
-        let factors = block.scales.factors(self.config, part, &plans);
+        let plans = self.plans_of(&block.name, block.shape.projection(kind));
+        let factors = block.scales.factors(&block.shape, kind, &plans);
         let weight = match block.done {
             Some(checkpoint) => {
-                self.pass_float(&block.name, part, float)?;
+                self.pass_float(&block.name, kind, float)?;
                 self.upload(&plans, self.read(checkpoint, &plans)?)
             }
-            None => self.find(block, &plans, &factors, part, layer, float)?,
+            None => self.find(block, &plans, &factors, kind, layer, float)?,
         };
         let weight = factors.divide(weight);
-        let bias = part.dense(float).and_then(|linear| linear.bias.clone());
+        let bias = dense(kind, float).and_then(|linear| linear.bias.clone());
         Ok(Projection::Dense(Linear {
             weight: loaded(weight.cast(self.dtype)),
             bias,
         }))
     }
 
-    /// Weights [K, N] of the layers of a part on the device, side by side, in f32.
+    /// Weights [K, N] of the layers of a projection on the device, side by side, in f32.
     fn upload(&self, plans: &[&Plan<'_>], weights: Vec<Vec<f32>>) -> Tensor<2> {
         let k = plans.first().map_or(0, |plan| plan.k());
         let shape = [k, plans.iter().map(|plan| plan.n()).sum()];
@@ -158,18 +161,18 @@ impl<'a> Walk<'a> {
         )
     }
 
-    /// The float weights of a part, side by side on the device in f32: those of the float layer,
+    /// The float weights of a projection, side by side on the device in f32: those of the float layer,
     /// where it has them exactly.
     fn float_weight(
         &self,
         plans: &[&Plan<'_>],
-        part: Part,
-        float: &Layer,
+        kind: ProjectionKind,
+        float: &model::Block,
     ) -> Result<Tensor<2>, LlamaError> {
         let is_exact = |plan: &&Plan<'_>| {
             self.dtype == FloatDType::F32 || self.dtype == float_dtype(plan.view.dtype())
         };
-        match part.dense(float).filter(|_| plans.iter().all(is_exact)) {
+        match dense(kind, float).filter(|_| plans.iter().all(is_exact)) {
             Some(linear) => Ok(linear.weight.val().cast(FloatDType::F32)),
             None => Ok(self.upload(
                 plans,
@@ -196,35 +199,35 @@ impl<'a> Walk<'a> {
         plans.iter().map(values).collect()
     }
 
-    /// The sums of the inputs of a part, [`K`](HessianSums::features) features, of `layer` and
-    /// beside them of the float one, whose hidden states it takes past the part. `first` is the
-    /// layer that errors are of.
+    /// The sums of the inputs of a projection, [`K`](HessianSums::features) features, of `layer`
+    /// and beside them of the float one, whose hidden states it takes past the projection. `first`
+    /// is the layer that errors are of.
     fn sums(
         &mut self,
         first: &str,
-        part: Part,
+        kind: ProjectionKind,
         k: usize,
-        layer: &Layer,
-        float: &Layer,
+        layer: &model::Block,
+        float: &model::Block,
     ) -> Result<HessianSums, LlamaError> {
         let failed = |error| refused(first, error);
         let mut sums = HessianSums::new(k, self.device);
         self.look(first, |walk, index, quantized| {
             let hidden = walk.float(index).map_err(|error| unread(first, &error))?;
             let of_batch = walk.batches[index].rows.as_ref();
-            let inputs = walk.inputs(part, layer, &quantized, of_batch);
+            let inputs = walk.inputs(kind, layer, &quantized, of_batch);
             let Some(hidden) = hidden else {
                 return sums.add(rows(inputs)).map_err(failed);
             };
-            let float_inputs = walk.inputs(part, float, &hidden, of_batch);
-            if !part.is_residual() {
+            let float_inputs = walk.inputs(kind, float, &hidden, of_batch);
+            if !kind.is_residual() {
                 return sums
                     .add_beside(rows(inputs), rows(float_inputs))
                     .map_err(failed);
             }
-            let outputs = part.forward(float, float_inputs);
+            let outputs = float.project(kind, float_inputs);
             // Outputs before hidden states: the difference of two that are close is exact.
-            let residual = (outputs.clone() - part.forward(float, inputs.clone()))
+            let residual = (outputs.clone() - float.project(kind, inputs.clone()))
                 + (hidden.clone() - quantized);
             sums.add_with_residual(rows(inputs), rows(residual))
                 .map_err(failed)?;
@@ -241,9 +244,9 @@ impl<'a> Walk<'a> {
         block: &mut Block<'_>,
         plans: &[&'a Plan<'a>],
         factors: &Factors,
-        part: Part,
-        layer: &Layer,
-        float: &mut Layer,
+        kind: ProjectionKind,
+        layer: &model::Block,
+        float: &mut model::Block,
     ) -> Result<Tensor<2>, LlamaError> {
         let chosen = |(plan, columns): (&&'a Plan<'a>, Range<usize>)| match &plan.target {
             Target::Quantize(name) => Some(Chosen {
@@ -259,22 +262,22 @@ impl<'a> Walk<'a> {
             .filter_map(chosen)
             .collect();
         let Some(first) = rest.first() else {
-            self.pass_float(&block.name, part, float)?;
-            return self.float_weight(plans, part, float);
+            self.pass_float(&block.name, kind, float)?;
+            return self.float_weight(plans, kind, float);
         };
 
         let mut sums = None;
         if self.quantizer.looks_at_data() {
-            let found = self.sums(first.name, part, plans[0].k(), layer, float)?;
-            sums = Some(if block.scales.has(part) {
+            let found = self.sums(first.name, kind, plans[0].k(), layer, float)?;
+            sums = Some(if block.scales.has(kind) {
                 found.divided(factors.rows())
             } else {
                 found
             });
             self.release_memory(first.name)?;
         }
-        part.release_origin(float, layer);
-        let mut weight = factors.multiply(self.float_weight(plans, part, float)?);
+        release_before(kind, float, layer);
+        let mut weight = factors.multiply(self.float_weight(plans, kind, float)?);
         if rest.len() == plans.len() && rest.iter().all(|layer| layer.spec == first.spec) {
             return self.round(block, &rest, weight, sums.as_ref());
         }
@@ -332,6 +335,28 @@ impl<'a> Walk<'a> {
             block.quantized.push((plain, loss));
         }
         Ok(values)
+    }
+}
+
+/// The float weight of a projection of a block, where it is one matmul.
+fn dense(kind: ProjectionKind, block: &model::Block) -> Option<&Linear> {
+    match block.projections(kind) {
+        [Projection::Dense(linear)] => Some(linear),
+        _ => None,
+    }
+}
+
+/// Takes from a float block what neither this projection nor one after it looks at: the projection
+/// before it. The quantised one is in its place then.
+fn release_before(kind: ProjectionKind, float: &mut model::Block, layer: &model::Block) {
+    let before = ProjectionKind::ALL
+        .into_iter()
+        .take_while(|&before| before != kind)
+        .last();
+    if let Some(before) = before
+        && let [projection] = layer.projections(before)
+    {
+        float.replace(before, projection.clone());
     }
 }
 

@@ -7,7 +7,7 @@ use marlin_format::{FormatError, PlainWeight, QuantSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::LlamaError;
-use crate::config::MLP_INPUTS_APART;
+use crate::architectures::ProjectionShape;
 
 /// The form in which a quantised folder is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,13 +97,18 @@ impl FileFormat {
         }
     }
 
-    /// The layers that `layer` is in a file of this form.
-    pub(super) fn names(self, layer: &str) -> Vec<String> {
-        match (self, layer.strip_suffix("gate_up_proj")) {
-            (Self::Gptq, Some(parent)) => MLP_INPUTS_APART
-                .iter()
-                .map(|name| format!("{parent}{name}"))
-                .collect(),
+    /// The layers that `layer`, of this projection, is in a file of this form.
+    pub(super) fn names(self, layer: &str, projection: &ProjectionShape) -> Vec<String> {
+        // A layer of all outputs, of a projection that GPTQModel has one for each output of.
+        let joined = projection
+            .layers
+            .iter()
+            .find(|_| projection.layers.len() == 1);
+        let block = joined.and_then(|joined| layer.strip_suffix(joined));
+        match (self, block, projection.split_layers) {
+            (Self::Gptq, Some(block), Some(split)) => {
+                split.iter().map(|name| format!("{block}{name}")).collect()
+            }
             _ => vec![layer.into()],
         }
     }

@@ -5,7 +5,6 @@ mod format;
 pub(crate) mod hidden;
 mod options;
 mod overrides;
-mod part;
 mod plan;
 pub(crate) mod resume;
 mod samples;
@@ -152,7 +151,7 @@ pub fn quantize_folder(
 
     let checkpoint = Checkpoint::open(source)?;
     let mut excluded = Vec::new();
-    let plans = plan(&checkpoint, spec, options, overrides, &mut excluded)?;
+    let plans = plan(&checkpoint, &llama, spec, options, overrides, &mut excluded)?;
     let calibration = options.method.calibration();
     let partial = match calibration {
         None => None,

@@ -11,7 +11,8 @@ use rayon::prelude::*;
 use super::overrides::Overrides;
 use super::{FileFormat, HEAD, QuantizeOptions};
 use crate::LlamaError;
-use crate::model::QUANTIZABLE_PROJECTIONS;
+use crate::architectures::ProjectionShape;
+use crate::config::LlamaConfig;
 
 /// The plan for a tensor of the source, or for some of its rows.
 pub(super) struct Plan<'a> {
@@ -35,6 +36,7 @@ pub(super) enum Target {
 /// overrides that match none; warns of layers that only some readers take.
 pub(super) fn plan<'a>(
     checkpoint: &'a Checkpoint,
+    config: &LlamaConfig,
     spec: &QuantSpec,
     options: &QuantizeOptions,
     mut overrides: Overrides,
@@ -51,11 +53,10 @@ pub(super) fn plan<'a>(
                 path: view.path().into(),
             });
         }
-        let projection = name
-            .strip_suffix(".weight")
-            .filter(|layer| is_projection(layer));
-        let (Some(source), &[n, k]) = (projection, view.shape()) else {
-            overrides.stays(name.strip_suffix(".weight").unwrap_or(name));
+        let layer = name.strip_suffix(".weight");
+        let projection = layer.and_then(|layer| Some((layer, projection_of(config, layer)?)));
+        let (Some((source, projection)), &[n, k]) = (projection, view.shape()) else {
+            overrides.stays(layer.unwrap_or(name));
             plans.push(Plan {
                 view,
                 rows: 0..view.shape().first().copied().unwrap_or(1),
@@ -64,7 +65,7 @@ pub(super) fn plan<'a>(
             });
             continue;
         };
-        let layers = format.names(source);
+        let layers = format.names(source, &projection);
         let n = n / layers.len();
         for (index, layer) in layers.into_iter().enumerate() {
             let rows = index * n..(index + 1) * n;
@@ -125,10 +126,16 @@ pub(super) fn plan<'a>(
     Ok(plans)
 }
 
-/// Returns true if a layer of this name is one of the model's projections.
-fn is_projection(layer: &str) -> bool {
-    let name = layer.rsplit('.').next().unwrap_or(layer);
-    layer.starts_with("model.layers.") && QUANTIZABLE_PROJECTIONS.contains(&name)
+/// The projection of the model that a layer of this name is, or is a part of.
+fn projection_of(config: &LlamaConfig, layer: &str) -> Option<ProjectionShape> {
+    let (block, name) = layer.strip_prefix("model.layers.")?.split_once('.')?;
+    let shape = config.block(block.parse().ok()?);
+    let projection = shape.projections().into_iter().find(|projection| {
+        projection
+            .names()
+            .any(|of_projection| of_projection == name)
+    })?;
+    Some(projection.clone())
 }
 
 impl Plan<'_> {

@@ -1,5 +1,5 @@
 //! AWQ (arXiv 2306.00978) in the walk: the scales of a block's inputs, and what takes their
-//! reciprocals.
+//! reciprocals: the norm or the last output features of the projection that the inputs come from.
 //!
 //! The model that walks stays as it is: scaled are the weights that the quantiser gets, the sums of
 //! their inputs, and what is written.
@@ -10,101 +10,69 @@ use marlin_format::checkpoint::{
 };
 use marlin_quant::{HessianSums, awq_scales};
 
-use super::part::Part;
 use super::plan::{Plan, Target};
 use super::refused;
 use super::walk::{Walk, rows, side_by_side};
 use crate::LlamaError;
-use crate::config::LlamaConfig;
+use crate::architectures::{BlockShape, Input, ProjectionKind, ProjectionShape};
 use crate::folder::float_dtype;
-use crate::model::Layer;
+use crate::model::Block;
 use crate::save::{bytes, rounded};
 
-/// What the inputs of a part come from, and what takes the reciprocals of their scales.
-#[derive(PartialEq, Eq)]
-enum Origin {
-    /// The norm of this name.
-    Norm(&'static str),
-    /// The last output features of a part: values, which attention mixes, and up, which the gate
-    /// multiplies.
-    Outputs(Part),
-}
-
-impl Part {
-    fn origin(self) -> Origin {
-        match self {
-            Self::Qkv => Origin::Norm("input_layernorm"),
-            Self::O => Origin::Outputs(Self::Qkv),
-            Self::GateUp => Origin::Norm("post_attention_layernorm"),
-            Self::Down => Origin::Outputs(Self::GateUp),
-        }
-    }
-
-    /// The channel of its origin that each input feature comes from, `[K]`: query heads that share
-    /// a value head share its channels.
-    fn channels(self, config: &LlamaConfig) -> Vec<usize> {
-        let head_dim = config.head_dim;
-        let shared = config.num_attention_heads / config.num_key_value_heads;
-        match self {
-            Self::Qkv | Self::GateUp => (0..config.hidden_size).collect(),
-            Self::O => (0..config.query_size())
-                .map(|feature| feature / head_dim / shared * head_dim + feature % head_dim)
-                .collect(),
-            Self::Down => (0..config.intermediate_size).collect(),
-        }
-    }
-}
-
-/// The scales of a block, by [`Part`]: one for each channel that its inputs come from, none where
+/// The scales of a block, by [`ProjectionKind`]: one for each channel that its inputs come from, none where
 /// they are not scaled. What they come from is divided by them, and the rows of its weights are
 /// multiplied.
 #[derive(Default)]
 pub(super) struct Scales([Option<Vec<f32>>; 4]);
 
 impl Scales {
-    fn of(&self, part: Part) -> Option<&[f32]> {
-        self.0[part as usize].as_deref()
+    fn of(&self, kind: ProjectionKind) -> Option<&[f32]> {
+        self.0[kind as usize].as_deref()
     }
 
-    /// True if the inputs of a part are scaled.
-    pub(super) fn has(&self, part: Part) -> bool {
-        self.of(part).is_some()
+    /// True if the inputs of a projection are scaled.
+    pub(super) fn has(&self, kind: ProjectionKind) -> bool {
+        self.of(kind).is_some()
     }
 
     /// Those of a block that an earlier run has quantised.
     pub(super) fn read(checkpoint: &Checkpoint, block: &str) -> Result<Self, LlamaError> {
         let mut scales = Self::default();
-        for part in Part::ALL {
-            let name = tensor_name(block, part);
+        for kind in ProjectionKind::ALL {
+            let name = tensor_name(block, kind);
             if checkpoint.contains(&name) {
-                scales.0[part as usize] = Some(checkpoint.tensor(&name)?.to_f32()?);
+                scales.0[kind as usize] = Some(checkpoint.tensor(&name)?.to_f32()?);
             }
         }
         Ok(scales)
     }
 
-    /// The factors of the layers of a part, side by side.
-    pub(super) fn factors(&self, config: &LlamaConfig, part: Part, plans: &[&Plan<'_>]) -> Factors {
-        let channels = part.channels(config);
-        let rows = channels
-            .iter()
-            .map(|&channel| self.of(part).map_or(1.0, |scales| scales[channel]))
-            .collect();
+    /// The factors of the layers of a projection, side by side.
+    pub(super) fn factors(
+        &self,
+        shape: &BlockShape,
+        kind: ProjectionKind,
+        plans: &[&Plan<'_>],
+    ) -> Factors {
+        let (projection, scales) = (shape.projection(kind), self.of(kind));
+        let row = |feature| scales.map_or(1.0, |scales| scales[projection.input.channel(feature)]);
+        let rows = (0..projection.k).map(row).collect();
         let mut columns = vec![1.0; plans.iter().map(|plan| plan.n()).sum()];
-        let taker = Part::ALL
+        let taker = shape
+            .projections()
             .into_iter()
-            .find(|taker| taker.origin() == Origin::Outputs(part));
+            .find(|taker| taker.input.projection() == Some(kind));
         divide_last(
             &mut columns,
-            taker.and_then(|taker| self.of(taker)).unwrap_or(&[]),
+            taker.and_then(|taker| self.of(taker.kind)).unwrap_or(&[]),
         );
         Factors { rows, columns }
     }
 }
 
-/// The name of a part's scales in the folder of a block that is done.
-fn tensor_name(block: &str, part: Part) -> String {
-    format!("{block}.awq_scales.{part:?}")
+/// The name of a projection's scales in the folder of a block that is done.
+fn tensor_name(block: &str, kind: ProjectionKind) -> String {
+    format!("{block}.awq_scales.{kind:?}")
 }
 
 /// The name of a norm's weight.
@@ -121,7 +89,7 @@ fn divide_last(values: &mut [f32], scales: &[f32]) {
         .for_each(|(value, scale)| *value /= scale);
 }
 
-/// What the weights [K, N] of a part are multiplied by: each row, and each column.
+/// What the weights [K, N] of a projection are multiplied by: each row, and each column.
 pub(super) struct Factors {
     rows: Vec<f32>,
     columns: Vec<f32>,
@@ -174,45 +142,55 @@ impl Factors {
 
 impl Walk<'_> {
     /// The scales of a block, for the inputs that its float layers get from the quantised blocks
-    /// before. Parts that have a float layer, or whose inputs come from one, have none.
-    pub(super) fn scales(&mut self, block: &str, layer: &Layer) -> Result<Scales, LlamaError> {
+    /// before. Projections that have a float layer, or whose inputs come from one, have none.
+    pub(super) fn scales(
+        &mut self,
+        block: &str,
+        shape: &BlockShape,
+        layer: &Block,
+    ) -> Result<Scales, LlamaError> {
         let mut scales = Scales::default();
         let is_quantized = |plan: &&Plan<'_>| matches!(plan.target, Target::Quantize(_));
-        for part in Part::ALL {
-            let plans = self.plans_of(block, part);
-            let takes = match part.origin() {
-                Origin::Norm(_) => true,
-                Origin::Outputs(origin) => self
-                    .plans_of(block, origin)
+        for projection in shape.projections() {
+            let plans = self.plans_of(block, projection);
+            let takes = match projection.input.projection() {
+                None => true,
+                Some(origin) => self
+                    .plans_of(block, shape.projection(origin))
                     .last()
                     .is_some_and(is_quantized),
             };
             if takes && !plans.is_empty() && plans.iter().all(is_quantized) {
-                scales.0[part as usize] = Some(self.search(block, part, &plans, layer)?);
+                scales.0[projection.kind as usize] =
+                    Some(self.search(block, projection, &plans, layer)?);
             }
         }
         Ok(scales)
     }
 
-    /// The scales of a part of a block, as the spec of its first layer has them.
+    /// The scales of a projection of a block, as the spec of its first layer has them.
     fn search(
         &mut self,
         block: &str,
-        part: Part,
+        projection: &ProjectionShape,
         plans: &[&Plan<'_>],
-        layer: &Layer,
+        layer: &Block,
     ) -> Result<Vec<f32>, LlamaError> {
         let failed = |error| refused(plans[0].source(), error);
-        let channels = part.channels(self.config);
+        let (kind, input) = (projection.kind, projection.input);
+        let channels: Vec<usize> = (0..projection.k)
+            .map(|feature| input.channel(feature))
+            .collect();
         let mut sums = HessianSums::new(channels.len(), self.device);
         self.look(plans[0].source(), |walk, index, mut hidden| {
             let of_batch = walk.batches[index].rows.as_ref();
-            if matches!(part, Part::GateUp | Part::Down) {
-                // Attention once more for each part of the MLP: the hidden states after it would
+            if matches!(kind, ProjectionKind::GateUp | ProjectionKind::Down) {
+                // Attention once more for each projection of the MLP: the hidden states after it would
                 // take as much memory as those before.
-                hidden = hidden.clone() + walk.outputs(Part::O, layer, &hidden, of_batch);
+                hidden =
+                    hidden.clone() + walk.outputs(ProjectionKind::Output, layer, &hidden, of_batch);
             }
-            sums.add(rows(walk.inputs(part, layer, &hidden, of_batch)))
+            sums.add(rows(walk.inputs(kind, layer, &hidden, of_batch)))
                 .map_err(failed)
         })?;
         let weights = plans
@@ -228,7 +206,7 @@ impl Walk<'_> {
             &plans[0].spec,
         )
         .map_err(failed)?;
-        if let Origin::Norm(name) = part.origin()
+        if let Input::Norm(name) = input
             && let Some(norm) = self.tensor(&norm_name(block, name))
         {
             round_reciprocals(&mut scales, &norm)?;
@@ -241,14 +219,16 @@ impl Walk<'_> {
     pub(super) fn scaled_tensors(
         &self,
         block: &str,
+        shape: &BlockShape,
         scales: &Scales,
     ) -> Result<Vec<FileTensor>, LlamaError> {
         let mut tensors = Vec::new();
-        for part in Part::ALL {
-            let Some(scales) = scales.of(part) else {
+        for projection in shape.projections() {
+            let kind = projection.kind;
+            let Some(scales) = scales.of(kind) else {
                 continue;
             };
-            let spec = TensorSpec::new(tensor_name(block, part), Dtype::F32, [scales.len()]);
+            let spec = TensorSpec::new(tensor_name(block, kind), Dtype::F32, [scales.len()]);
             tensors.push(FileTensor {
                 spec,
                 bytes: scales
@@ -256,11 +236,12 @@ impl Walk<'_> {
                     .flat_map(|scale| scale.to_le_bytes())
                     .collect(),
             });
-            let name = match part.origin() {
-                Origin::Norm(name) => Some(norm_name(block, name)),
-                Origin::Outputs(origin) => self
-                    .plans_of(block, origin)
-                    .last()
+            let name = match projection.input {
+                Input::Norm(name) => Some(norm_name(block, name)),
+                Input::Attention { .. } | Input::Gated => projection
+                    .input
+                    .projection()
+                    .and_then(|origin| self.plans_of(block, shape.projection(origin)).pop())
                     .map(|plan| format!("{}.bias", plan.source())),
             };
             // There may be no bias.

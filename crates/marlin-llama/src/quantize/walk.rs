@@ -10,12 +10,12 @@ use marlin_quant::Quantizer;
 use rayon::prelude::*;
 
 use super::hidden::{Batch, Hidden, rooms, unread};
-use super::part::Part;
 use super::plan::Plan;
 use crate::LlamaError;
+use crate::architectures::{ProjectionKind, ProjectionShape};
 use crate::config::LlamaConfig;
 use crate::folder::FileWeights;
-use crate::model::{self, Attention, KeyValues, Layer, Rope, Span, WeightSource};
+use crate::model::{self, Attention, Block, KeyValues, Rope, Span, WeightSource};
 use crate::tokens::token_tensor;
 
 /// Bytes of the largest tensor that samples are batched up to.
@@ -31,11 +31,11 @@ pub(super) struct Walk<'a> {
     pub(super) device: &'a Device,
     pub(super) dtype: FloatDType,
     pub(super) rope: Rope,
-    /// Hidden states [samples, seq, hidden] before the part of a block.
+    /// Hidden states [samples, seq, hidden] before the projection that is quantised.
     pub(super) batches: Vec<Batch>,
-    /// The part of a layer that the quantised hidden states have yet to pass: they do when they are
-    /// looked at the next time, and are moved once for both.
-    pub(super) behind: Option<(Part, Layer)>,
+    /// The projection of a block that the quantised hidden states have yet to pass: they do when
+    /// they are looked at the next time, and are moved once for both.
+    pub(super) behind: Option<(ProjectionKind, Block)>,
     /// The block that is being written while the next one is quantised.
     pub(super) saving: Option<JoinHandle<Result<(), LlamaError>>>,
 }
@@ -118,13 +118,13 @@ impl<'a> Walk<'a> {
     }
 
     /// The hidden states of a batch on the device, as the quantised layers have left them: past the
-    /// part that they had yet to pass.
+    /// projection that they had yet to pass.
     fn quantized(&mut self, index: usize) -> Result<Tensor<3>, ReadError> {
         let hidden = self.batches[index].quantized.get(self.device)?;
-        let Some((part, layer)) = &self.behind else {
+        let Some((kind, layer)) = &self.behind else {
             return Ok(hidden);
         };
-        let outputs = self.outputs(*part, layer, &hidden, self.batches[index].rows.as_ref());
+        let outputs = self.outputs(*kind, layer, &hidden, self.batches[index].rows.as_ref());
         let hidden = hidden + outputs;
         self.put(Batch::quantized, index, hidden.clone())?;
         Ok(hidden)
@@ -166,7 +166,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Takes the quantised hidden states past the part that they have yet to pass, where nothing
+    /// Takes the quantised hidden states past the projection that they have yet to pass, where nothing
     /// has looked at them since.
     pub(super) fn catch_up(&mut self, block: &str) -> Result<(), LlamaError> {
         if self.behind.is_some() {
@@ -176,44 +176,38 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What a part of a layer adds to the hidden states.
+    /// What a projection of a block adds to the hidden states.
     pub(super) fn outputs(
         &self,
-        part: Part,
-        layer: &Layer,
+        kind: ProjectionKind,
+        layer: &Block,
         hidden: &Tensor<3>,
         rows: Option<&model::Batch>,
     ) -> Tensor<3> {
-        part.forward(layer, self.inputs(part, layer, hidden, rows))
+        layer.project(kind, self.inputs(kind, layer, hidden, rows))
     }
 
-    /// The inputs of a part of a layer, [samples, seq, K], of the hidden states before attention or
-    /// the MLP. `rows` are those of the batch.
+    /// The inputs of a projection of a block, [samples, seq, K], of the hidden states before the
+    /// mixer or the feed-forward network. `rows` are those of the batch.
     pub(super) fn inputs(
         &self,
-        part: Part,
-        layer: &Layer,
+        kind: ProjectionKind,
+        layer: &Block,
         hidden: &Tensor<3>,
         rows: Option<&model::Batch>,
     ) -> Tensor<3> {
-        match part {
-            Part::Qkv => layer.input_layernorm.forward(hidden.clone()),
-            Part::O => {
-                let qkv = layer.self_attn.qkv_proj.forward_joined(self.inputs(
-                    Part::Qkv,
-                    layer,
-                    hidden,
-                    rows,
-                ));
-                self.mix(&layer.self_attn, qkv, rows)
+        match kind {
+            ProjectionKind::Qkv => layer.mixer_norm.forward(hidden.clone()),
+            ProjectionKind::Output => {
+                let inputs = self.inputs(ProjectionKind::Qkv, layer, hidden, rows);
+                let qkv = layer.project(ProjectionKind::Qkv, inputs);
+                self.mix(layer.attention(), qkv, rows)
             }
-            Part::GateUp => layer.post_attention_layernorm.forward(hidden.clone()),
-            Part::Down => decode::silu_mul(layer.mlp.gate_up_proj.forward_joined(self.inputs(
-                Part::GateUp,
-                layer,
-                hidden,
-                rows,
-            ))),
+            ProjectionKind::GateUp => layer.feed_forward_norm.forward(hidden.clone()),
+            ProjectionKind::Down => {
+                let inputs = self.inputs(ProjectionKind::GateUp, layer, hidden, rows);
+                decode::silu_mul(layer.project(ProjectionKind::GateUp, inputs))
+            }
         }
     }
 
@@ -242,15 +236,15 @@ impl<'a> Walk<'a> {
         mixed.reshape([samples, seq, features])
     }
 
-    /// The layers of a part of a block, in the order of their output features.
-    pub(super) fn plans_of(&self, block: &str, part: Part) -> Vec<&'a Plan<'a>> {
+    /// The layers of a projection of a block, in the order of their output features.
+    pub(super) fn plans_of(&self, block: &str, projection: &ProjectionShape) -> Vec<&'a Plan<'a>> {
         let is_named = |plan: &&Plan<'_>, name: &str| {
             plan.source()
                 .strip_prefix(block)
                 .is_some_and(|rest| rest.strip_prefix('.') == Some(name))
         };
-        part.names()
-            .iter()
+        projection
+            .names()
             .flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name)))
             .collect()
     }
@@ -260,22 +254,22 @@ impl<'a> Walk<'a> {
         self.batches.iter().map(|batch| batch.tokens).sum()
     }
 
-    /// Takes the float hidden states past a part of a layer of a block. Outputs that are not added
-    /// to them leave them as they are.
+    /// Takes the float hidden states past a projection of a block. Outputs that are not added to
+    /// them leave them as they are.
     pub(super) fn pass_float(
         &mut self,
         block: &str,
-        part: Part,
-        layer: &Layer,
+        kind: ProjectionKind,
+        layer: &Block,
     ) -> Result<(), LlamaError> {
-        if !part.is_residual() {
+        if !kind.is_residual() {
             return Ok(());
         }
         for index in 0..self.batches.len() {
             let Some(hidden) = self.float(index).map_err(|error| unread(block, &error))? else {
                 continue;
             };
-            let outputs = self.outputs(part, layer, &hidden, self.batches[index].rows.as_ref());
+            let outputs = self.outputs(kind, layer, &hidden, self.batches[index].rows.as_ref());
             self.put(Batch::float, index, hidden + outputs)
                 .map_err(|error| unread(block, &error))?;
         }

@@ -318,8 +318,8 @@ fn a_model_that_cannot_be_saved_leaves_nothing() {
         })
     ));
 
-    let norm = model.layers[1].input_layernorm.weight.val();
-    model.layers[1].input_layernorm.weight = crate::model::loaded(norm.slice_fill(3..4, 1e5));
+    let norm = model.layers[1].mixer_norm.weight.val();
+    model.layers[1].mixer_norm.weight = crate::model::loaded(norm.slice_fill(3..4, 1e5));
     let error = save_float(&model, &config, &dir, FloatDType::F16)
         .expect_err("1e5 is above the largest f16");
     assert!(matches!(

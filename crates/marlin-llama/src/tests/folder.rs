@@ -227,11 +227,11 @@ fn quantised_projections_compute_what_their_dequantised_weights_do() {
         write_folder(&float, &config, &dequantized, Dtype::F32);
         let (quantized, float) = (open(&quantized).model, open(&float).model);
         let layer = &quantized.layers[1];
-        let Some(joined @ Projection::Quant(_)) = layer.self_attn.qkv_proj.joined() else {
+        let Some(joined @ Projection::Quant(_)) = layer.attention().qkv_proj.joined() else {
             panic!("q, k and v are one 4-bit matmul")
         };
         assert_eq!(joined.dims(), [64, 192 + 2 * 64]);
-        assert!(matches!(layer.mlp.down_proj, Projection::Dense(_)));
+        assert!(matches!(layer.mlp().down_proj, Projection::Dense(_)));
         let tokens = random_tokens(9, config.vocab_size, &mut rng);
         let expected: Vec<f64> = logits(&float, &tokens).into_iter().map(f64::from).collect();
         let error = relative_error(&logits(&quantized, &tokens), &expected);

@@ -108,7 +108,7 @@ fn shuffled(k: usize, rng: &mut StdRng) -> Vec<u32> {
 fn float_layers_are_one_matmul() {
     let mut rng = rng();
     let (model, float) = opened(&random_weights(&config(), &mut rng), |_| None);
-    let qkv = &model.layers[1].self_attn.qkv_proj;
+    let qkv = &model.layers[1].attention().qkv_proj;
     assert_eq!(qkv.outputs(), [64, 32, 32]);
     let Some(Projection::Dense(joined)) = qkv.joined() else {
         panic!("q, k and v are one")
@@ -136,7 +136,7 @@ fn act_order_layers_of_one_order_are_one_matmul() {
         }))
     });
     for layer in &model.layers {
-        for group in [&layer.self_attn.qkv_proj, &layer.mlp.gate_up_proj] {
+        for group in [&layer.attention().qkv_proj, &layer.mlp().gate_up_proj] {
             let Some(Projection::Quant(joined)) = group.joined() else {
                 panic!("one 4-bit matmul")
             };
@@ -156,13 +156,13 @@ fn layers_of_different_orders_stay_apart() {
     });
     for layer in &model.layers {
         assert!(
-            layer.self_attn.qkv_proj.joined().is_none()
-                && layer.mlp.gate_up_proj.joined().is_none()
+            layer.attention().qkv_proj.joined().is_none()
+                && layer.mlp().gate_up_proj.joined().is_none()
         );
         assert_eq!(
             (
-                layer.self_attn.qkv_proj.projections().len(),
-                layer.mlp.gate_up_proj.projections().len()
+                layer.attention().qkv_proj.projections().len(),
+                layer.mlp().gate_up_proj.projections().len()
             ),
             (3, 2)
         );
@@ -177,7 +177,7 @@ fn float_and_quantised_layers_stay_apart() {
     let (model, float) = opened(&weights, |layer| {
         (!layer.ends_with("v_proj")).then_some(None)
     });
-    let [q, k, v] = model.layers[0].self_attn.qkv_proj.projections() else {
+    let [q, k, v] = model.layers[0].attention().qkv_proj.projections() else {
         panic!("three projections")
     };
     assert!(matches!(
@@ -189,7 +189,7 @@ fn float_and_quantised_layers_stay_apart() {
         )
     ));
     assert!(matches!(
-        model.layers[0].mlp.gate_up_proj.joined(),
+        model.layers[0].mlp().gate_up_proj.joined(),
         Some(Projection::Quant(_))
     ));
     let names: Vec<String> = model.projections().map(|(name, _)| name).collect();

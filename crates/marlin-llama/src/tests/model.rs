@@ -202,7 +202,7 @@ fn the_residual_stream_is_the_sum_of_what_was_added() {
     assert_eq!(vec(stream().into_tensor()), vec(expected.clone()));
     let normalised = vec(model.norm.forward(expected.clone()));
     assert_eq!(vec(stream().norm(&model.norm)), normalised);
-    let projections = &model.layers[0].mlp.gate_up_proj;
+    let projections = &model.layers[0].mlp().gate_up_proj;
     let (found, after) = stream().project(&model.norm, projections, Epilogue::None);
     assert_eq!(
         vec(found),

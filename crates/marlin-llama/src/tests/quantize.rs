@@ -154,7 +154,7 @@ fn a_quantised_folder_opens_and_computes_what_rounding_gives() {
         let llama = open(&target);
         assert_eq!(llama.generation.eos_token_ids, [9]);
         assert!(matches!(
-            llama.model.layers[0].mlp.down_proj,
+            llama.model.layers[0].mlp().down_proj,
             Projection::Quant(_)
         ));
         assert!(matches!(llama.model.lm_head, Some(Projection::Dense(_))));
@@ -274,20 +274,20 @@ fn excluded_layers_stay_float() {
     let model = open(&target).model;
     let dense = |projection: &Projection| matches!(projection, Projection::Dense(_));
     // A float q beside 4-bit k and v is not joined with them.
-    let [q, k, v] = model.layers[0].self_attn.qkv_proj.projections() else {
+    let [q, k, v] = model.layers[0].attention().qkv_proj.projections() else {
         panic!("three projections")
     };
-    assert!(dense(q) && !dense(k) && !dense(v) && dense(&model.layers[1].mlp.down_proj));
+    assert!(dense(q) && !dense(k) && !dense(v) && dense(&model.layers[1].mlp().down_proj));
     assert!(
         model.layers[1]
-            .self_attn
+            .attention()
             .qkv_proj
             .joined()
             .is_some_and(|joined| !dense(joined))
     );
     assert!(
         model.layers[0]
-            .mlp
+            .mlp()
             .gate_up_proj
             .joined()
             .is_some_and(|joined| !dense(joined))

@@ -11,12 +11,12 @@ fn sums(rows: Vec<f32>, k: usize) -> HessianSums {
     sums
 }
 
-/// Channels of their own.
+/// Gives every feature its own channel.
 fn apart(k: usize) -> Vec<usize> {
     (0..k).collect()
 }
 
-/// Makes a feature larger, and the weights that it meets smaller, as they are in trained models.
+/// Makes a feature larger and its weights smaller, as in trained models.
 fn enlarge(feature: usize, times: f32, rows: &mut [f32], weight: &mut [f32], n: usize) {
     let k = weight.len() / n;
     rows.iter_mut()
@@ -28,7 +28,7 @@ fn enlarge(feature: usize, times: f32, rows: &mut [f32], weight: &mut [f32], n: 
         .for_each(|value| *value /= times);
 }
 
-/// A weight [K, N] multiplied by `scales` and rounded, with the scales taken out again.
+/// Multiplies a weight [K, N] by `scales`, rounds it, and divides by `scales` again.
 fn rounded(weight: &[f32], n: usize, scales: &[f32], spec: &QuantSpec) -> Vec<f32> {
     let scaled: Vec<f32> = weight
         .iter()
@@ -84,7 +84,7 @@ fn scales_are_one_where_nothing_is_gained() {
         awq_scales(&weight, n, &sums(signs, k), &apart(k), &spec).unwrap(),
         ones
     );
-    // A weight of levels alone.
+    // A weight whose values are all levels.
     let levels: Vec<f32> = (0..k * n).map(|i| (i / n % 16) as f32 - 5.0).collect();
     let inputs = sums(activations(tokens, k, &mut rng), k);
     assert_eq!(
@@ -112,7 +112,7 @@ fn dead_features_have_the_smallest_scale() {
         .for_each(|row| (row[3], row[40], row[5]) = (0.0, 0.0, 1e-12 * row[5]));
     enlarge(7, 40.0, &mut rows, &mut weight, n);
     let scales = awq_scales(&weight, n, &sums(rows, k), &apart(k), &spec).unwrap();
-    // Feature 5 is hardly more than dead.
+    // Feature 5 is almost dead.
     assert_eq!([scales[3], scales[40]], [scales[5]; 2]);
     let limit = (1.0 / SMALLEST.sqrt()) as f32;
     assert!(
@@ -162,7 +162,7 @@ fn features_of_one_channel_have_one_scale() {
     }
 }
 
-/// Sums of divided inputs, and divided sums, give GPTQ the same weight but for rounding.
+/// Sums of divided inputs and divided sums give GPTQ the same weight, apart from rounding.
 #[test]
 fn divided_sums_are_those_of_divided_inputs() {
     let mut rng = generator();

@@ -1,9 +1,10 @@
-//! GPTQ of any Burn model: its linear layers, with the inputs that they get for some batches.
+//! GPTQ for the linear layers of any Burn model, with the inputs that the layers get for some
+//! batches.
 //!
-//! The model is not run as it is. It is recorded once for all batches ([Burn's graph
-//! capture](burn::tensor::Device::capture)), and what was recorded is then run operation by
-//! operation, up to the layers whose inputs are known: these are quantised, and what comes after
-//! sees their quantised weights.
+//! The model is not run directly. It is recorded once for all batches ([Burn's graph
+//! capture](burn::tensor::Device::capture)), and the recorded operations then run one by one, up to
+//! the layers whose inputs are known. These layers are quantised, and the operations that follow
+//! see their quantised weights.
 
 mod record;
 mod replay;
@@ -23,23 +24,22 @@ use self::record::Recording;
 use self::replay::Replay;
 use crate::{GptqOptions, LayerLoss, QuantError};
 
-/// Converts a Burn model as [`W4A16`] does, with weights that GPTQ chooses in place of rounded
-/// ones.
+/// Converts a Burn model as [`W4A16`] does, with weights quantised by GPTQ instead of rounded ones.
 ///
-/// It takes batches and a function that runs the model on one. That function gets the model and a
-/// device that records: it moves its inputs there, and runs the model as usual. It must not read
-/// values of tensors, since there are none: a model whose operations depend on values that it
+/// It takes batches and a function that runs the model on one batch. The function gets the model
+/// and a recording device: it moves its inputs there, and runs the model as usual. It must not read
+/// values of tensors, since a recording has none: a model whose operations depend on values that it
 /// computes cannot be recorded.
 ///
-/// Layers are quantised in the order in which they run. Each sees the inputs that the quantised
-/// layers before it give, and those of the float model beside them ([`GptqOptions::correction`]). A
-/// layer that runs several times on a batch, as in a recurrent network, sees all of its inputs, of
-/// which those after the first may be those of its float weight. A layer that the function does not
-/// run, or whose weight goes elsewhere than to Burn's `linear`, is rounded: see
-/// [`LayerLoss::fell_back`].
+/// Layers are quantised in the order in which they run. Each layer sees its inputs from the
+/// quantised layers before it, and beside them its inputs in the float model
+/// ([`GptqOptions::correction`]). A layer that runs several times on a batch, as in a recurrent
+/// network, sees all of its inputs; the inputs after the first may be computed with its float
+/// weight. A layer that the function does not run, or whose weight is not used by Burn's `linear`,
+/// is rounded: see [`LayerLoss::fell_back`].
 ///
-/// Host memory holds the float weights of the model, and the device the hidden states of all
-/// batches.
+/// Host memory holds the float weights of the model, and device memory holds the hidden states of
+/// all batches.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -68,12 +68,13 @@ pub struct GptqCalibrator {
 pub struct CalibrationReport {
     /// The outcome of the conversion for every layer.
     pub conversion: Report,
-    /// What GPTQ says of each layer, in the order in which they were quantised.
+    /// The loss of GPTQ for each layer, in the order in which the layers were quantised.
     pub layers: Vec<LayerLoss>,
 }
 
 impl GptqCalibrator {
-    /// Of the layers that a conversion selects, to their formats, with the default options.
+    /// Creates a calibrator for the layers and formats that a conversion selects, with default
+    /// options.
     pub fn new(conversion: W4A16) -> Self {
         Self {
             conversion,
@@ -81,15 +82,15 @@ impl GptqCalibrator {
         }
     }
 
-    /// The same with other options; the conversion says whether weights become 2:4.
+    /// Sets the options; the conversion determines whether weights become 2:4.
     pub fn with_options(self, options: GptqOptions) -> Self {
         Self { options, ..self }
     }
 
-    /// Quantises a model. `run` runs it on a batch, on a device that records.
+    /// Quantises a model. `run` runs it on a batch, on a recording device.
     ///
     /// # Errors
-    /// A [`CalibrationError`], with the model as it was.
+    /// A [`CalibrationError`], with the unchanged model.
     pub fn quantize<M: Module, T>(
         &self,
         model: M,
@@ -112,7 +113,7 @@ impl GptqCalibrator {
         }
     }
 
-    /// The weights of all layers, by path.
+    /// Returns the quantised weights of all layers by path, and the loss of each layer.
     fn find<M: Module, T>(
         &self,
         model: &M,
@@ -169,16 +170,16 @@ pub enum CalibrationError {
          an autodiff device, and quantise before LoRA is applied"
     )]
     Record {
-        /// What Burn says.
+        /// The error of Burn.
         reason: String,
     },
-    /// A model on several devices.
+    /// The model is on several devices.
     #[error("the model's parameters are on {found} devices; move it to one")]
     Devices {
-        /// Devices.
+        /// The number of devices.
         found: usize,
     },
-    /// A device that calibration does not know.
+    /// The model is on a device that calibration does not support.
     #[error(
         "calibration runs on Flex and on CubeCL's devices, if the features of marlin-quant have them; move the model to one of these"
     )]

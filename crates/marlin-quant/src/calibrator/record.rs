@@ -1,4 +1,4 @@
-//! What a model does with some batches, as a list of operations.
+//! Recording of a model's runs on some batches as a list of operations.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,16 +16,16 @@ use super::CalibrationError;
 /// The operations of all batches, one after the other.
 pub(super) struct Recording {
     pub operations: Vec<OperationIr>,
-    /// The values of tensors that no operation gives: parameters, inputs and constants.
+    /// The values of tensors that no operation computes: parameters, inputs and constants.
     pub values: BTreeMap<TensorId, TensorData>,
     pub layers: Vec<RecordedLayer>,
 }
 
-/// A layer whose weight operations may read.
+/// A layer whose weight may be read by operations.
 pub(super) struct RecordedLayer {
-    /// The paths of its weight: several, where layers have the same.
+    /// The paths of the weight: more than one if layers share it.
     pub paths: Vec<String>,
-    /// The tensor of each.
+    /// The tensor at each path.
     pub weights: Vec<TensorId>,
     pub k: usize,
     pub n: usize,
@@ -42,7 +42,7 @@ impl Recording {
     ) -> Result<Self, CalibrationError> {
         let device = Device::capture();
         let mut tensors = HashMap::new();
-        // What cannot be recorded panics in Burn.
+        // Burn panics at operations that cannot be recorded.
         let recorded = catch_unwind(AssertUnwindSafe(|| {
             device.capture_scope(|scope| {
                 let model = model.clone().to_device(&device);
@@ -82,7 +82,7 @@ impl Recording {
     }
 }
 
-/// Layers by path, those of one parameter with one set of values as one.
+/// Merges selected layers that share a parameter with the same values.
 fn shared(
     selected: Vec<SelectedLayer>,
     tensors: &HashMap<String, TensorId>,

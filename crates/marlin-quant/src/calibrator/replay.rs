@@ -1,4 +1,5 @@
-//! Recorded operations, run up to the layers that are quantised, and on.
+//! Replay of recorded operations: up to the layers to be quantised, and on with their quantised
+//! weights.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -18,33 +19,34 @@ use crate::{GptqOptions, HessianSums, LayerLoss, QuantError, Quantizer};
 
 /// A run of recorded operations on the backend `B`.
 ///
-/// An operation runs as soon as its inputs are there, except the calls of layers that are not
-/// quantised yet. When nothing else runs, all of those wait for which nothing is left to be done:
-/// one layer is quantised, and its calls run.
+/// An operation runs as soon as its inputs are ready, except the calls of layers that are not
+/// quantised yet. When no other operation can run, one layer whose inputs are ready is quantised,
+/// and its calls run.
 pub(super) struct Replay<B: BackendIr> {
-    /// Operations that have not run, as they were recorded. They read only: what is read for the
-    /// last time is dropped afterwards.
+    /// Operations that have not run, in recorded order. They only read their inputs: a tensor is
+    /// dropped after its last read.
     pending: Vec<OperationIr>,
     values: BTreeMap<TensorId, TensorData>,
     layers: Vec<RecordedLayer>,
-    /// The layer of each weight that is not quantised yet, and of each reshaped one.
+    /// The layer of each weight that is not quantised yet, and of each reshaped form of such a
+    /// weight.
     held: HashMap<TensorId, usize>,
-    /// What each reshaped tensor is in another shape: a call reshapes its activations, so that
-    /// those of attention's query, key and value have three names.
+    /// The original of each reshaped tensor: a call reshapes its activations, so the shared
+    /// activations of attention's query, key and value have three ids.
     origins: HashMap<TensorId, TensorId>,
-    /// What layers have seen so far that run before all of their inputs are there.
+    /// The sums so far of layers that had to run before all of their inputs were ready.
     seen: HashMap<usize, HessianSums>,
     options: GptqOptions,
-    /// How many operations are going to read each tensor.
+    /// The number of operations that have yet to read each tensor.
     readers: HashMap<TensorId, usize>,
-    /// Results that are there.
+    /// Results that are computed.
     ready: HashSet<TensorId>,
     quantized: Stream<B>,
-    /// The float model, where its activations are asked for.
+    /// The float model, if its activations are needed.
     float: Option<Stream<B>>,
 }
 
-/// The tensors of one of the models.
+/// The tensors of the quantised model or of the float model.
 struct Stream<B: BackendIr> {
     interpreter: TensorInterpreter<B>,
     /// Tensors of the recording's values that are on the device.
@@ -110,7 +112,7 @@ where
     ) -> Result<(HashMap<String, PlainWeight>, Vec<LayerLoss>), CalibrationError> {
         let (mut weights, mut losses) = (HashMap::new(), Vec::new());
         let mut left: Vec<usize> = (0..self.layers.len()).collect();
-        // The second moments of the last layer's inputs, which the next may have, too.
+        // The second moments of the last layer's inputs, which the next layer may share.
         let mut last: Option<(Vec<TensorId>, HessianSums)> = None;
         while !left.is_empty() {
             self.run();
@@ -139,7 +141,7 @@ where
                 losses.push(self.replace(layer, Some(&sums), &mut weights)?);
                 last = Some((inputs, sums));
             } else {
-                // A call after these depends on them: they run with the float weight.
+                // A later call of the layer depends on these calls: they run with the float weight.
                 self.seen.insert(layer, sums);
                 calls.into_iter().for_each(|call| self.run_call(call));
             }
@@ -172,7 +174,7 @@ where
         self.ready.contains(&id) || self.values.contains_key(&id)
     }
 
-    /// The call of a layer that is not quantised yet.
+    /// Returns the layer and the matmul if the operation calls a layer that is not quantised yet.
     fn call<'o>(&self, operation: &'o OperationIr) -> Option<(usize, &'o MatmulOpIr)> {
         let OperationIr::Float(_, FloatOperationIr::Matmul(call)) = operation else {
             return None;
@@ -180,8 +182,9 @@ where
         self.held.get(&call.rhs.id).map(|&layer| (layer, call))
     }
 
-    /// The first layer whose calls all wait for nothing else, with these and true; where there is
-    /// none, the first of which some do, and false.
+    /// Returns the first layer whose remaining calls all have their inputs, with these calls and
+    /// true. If there is none, returns the first layer with some such calls, with these calls and
+    /// false.
     fn next(&self) -> Option<(usize, Vec<MatmulOpIr>, bool)> {
         let mut waiting: Vec<(usize, Vec<MatmulOpIr>)> = Vec::new();
         for (layer, call) in self
@@ -204,7 +207,7 @@ where
         Some((layer, calls, complete.is_some()))
     }
 
-    /// True if these are all calls of a layer that are left.
+    /// Returns true if a layer has exactly `calls` calls left.
     fn is_complete(&self, layer: usize, calls: usize) -> bool {
         self.pending
             .iter()
@@ -216,7 +219,8 @@ where
             == calls
     }
 
-    /// The second moments of the inputs of some calls of a layer, and of those before.
+    /// Returns the second moments of the inputs of some calls of a layer, added to those of its
+    /// earlier calls.
     fn sums(
         &mut self,
         layer: usize,
@@ -233,7 +237,7 @@ where
             };
             added.map_err(|source| self.failed(layer, source))?;
         }
-        // A layer has a call here.
+        // `calls` is never empty.
         found.ok_or(CalibrationError::Device)
     }
 
@@ -244,7 +248,7 @@ where
         }
     }
 
-    /// Quantises a layer, and puts its values in the place of its float ones.
+    /// Quantises a layer, and replaces its float values with the quantised ones.
     fn replace(
         &mut self,
         layer: usize,
@@ -292,7 +296,7 @@ where
         Ok(loss)
     }
 
-    /// Runs a call that is pending, and the reshape of its weight.
+    /// Runs a pending call, and the reshape of its weight.
     fn run_call(&mut self, call: MatmulOpIr) {
         for result in [call.rhs.id, call.out.id] {
             let place = self
@@ -313,8 +317,8 @@ where
             for &input in inputs.iter().filter(|input| !self.ready.contains(input)) {
                 stream.require(input, &self.values);
             }
-            // A tensor of the recording's values is made by an operation, too, which has nothing to
-            // do.
+            // Tensors with recorded values have an operation that makes them, too, which does
+            // nothing.
             stream.interpreter.register_op(operation.clone());
         }
         self.ready
@@ -328,7 +332,7 @@ where
                 }
             }
         }
-        // Results that nobody reads.
+        // Results that no operation reads are dropped.
         for id in outputs {
             if !self.readers.contains_key(&id) {
                 self.drop(id);
@@ -342,7 +346,7 @@ where
         }
         for stream in std::iter::once(&mut self.quantized).chain(&mut self.float) {
             stream.loaded.remove(&id);
-            // Only the id counts.
+            // Only the id matters.
             let tensor = TensorIr {
                 status: TensorStatus::ReadWrite,
                 ..TensorIr::uninit(id, Shape::new([0]), burn::tensor::DType::F32)
@@ -368,14 +372,14 @@ where
         self.loaded.insert(id);
     }
 
-    /// Puts a tensor of the recording's values on the device, where it is not there.
+    /// Loads a tensor with recorded values to the device, unless it is already there.
     fn require(&mut self, id: TensorId, values: &BTreeMap<TensorId, TensorData>) {
         if let Some(data) = values.get(&id).filter(|_| !self.loaded.contains(&id)) {
             self.load(id, data.clone());
         }
     }
 
-    /// A tensor [.., K] as rows [tokens, K].
+    /// Returns a tensor [.., K] as rows [tokens, K].
     fn rows(&mut self, tensor: &TensorIr, values: &BTreeMap<TensorId, TensorData>) -> Tensor<2> {
         self.require(tensor.id, values);
         let k = tensor.shape.iter().next_back().copied().unwrap_or(1);

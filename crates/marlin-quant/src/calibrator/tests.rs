@@ -1,4 +1,4 @@
-//! GPTQ of Burn modules, on Flex.
+//! Tests of GPTQ on Burn modules, on Flex.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::transformer::{
@@ -18,7 +18,7 @@ use crate::{GptqOptions, HessianSums, QuantError, gptq_beside};
 
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
 
-/// Two layers, of which the second runs twice, and one that does not run.
+/// A model of three layers: the second runs twice, and the third does not run.
 #[derive(Module, Debug)]
 struct Net {
     first: Linear,
@@ -47,7 +47,7 @@ impl Net {
     }
 }
 
-/// Gives a model's matrices values from a generator.
+/// Initialises a model's matrices with values from a generator.
 struct Fresh<'a>(&'a mut StdRng);
 
 impl ModuleMapper for Fresh<'_> {
@@ -111,7 +111,7 @@ fn layers_see_the_inputs_that_quantised_layers_give() {
     );
     assert_eq!(report.conversion.quantized(), 3);
 
-    // The same by hand.
+    // The same result, computed by hand.
     let gptq = |layer: &Linear, sums: &HessianSums| {
         let [_, n] = layer.weight.dims();
         gptq_beside(
@@ -131,8 +131,8 @@ fn layers_see_the_inputs_that_quantised_layers_give() {
         .for_each(|batch| sums.add_beside(batch.clone(), batch.clone()).unwrap());
     assert_eq!(values(found.first.weight.val()), gptq(&model.first, &sums));
     let mut sums = HessianSums::new(64, &device);
-    // The calls of the first batches come before the second calls, whose inputs are those of the
-    // float layer.
+    // The first calls of all batches come before the second calls, whose inputs are computed with
+    // the float layer.
     let first = batches
         .iter()
         .map(|batch| [&found, &model].map(|net| relu(net.first.forward(batch.clone()))));

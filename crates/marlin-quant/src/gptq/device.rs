@@ -1,5 +1,5 @@
-//! GPTQ on a CubeCL device: the factor by blocks of Burn's matmuls, with the diagonal blocks on the
-//! host, and the rounding by kernels.
+//! GPTQ on a CubeCL device. The factor is computed in blocks by Burn's matmuls, with the diagonal
+//! blocks on the host; rows are rounded by kernels.
 
 mod factor;
 
@@ -17,15 +17,15 @@ use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, s};
 use marlin_format::QuantSpec;
 use rayon::prelude::*;
 
-/// Rows that tell most weights without 2:4 columns from those with some.
+/// The number of rows that are enough to see that most weights have no 2:4 columns.
 const FIRST_ROWS: usize = 32;
 
-/// As [`gptq_beside`](super::gptq_beside), of a weight in f32 on the device of the sums, and the
-/// quantised values there, f32 [K, N].
+/// Runs [`gptq_beside`](super::gptq_beside) for a weight in f32 on the device of the sums. Also
+/// returns the quantised values on that device, f32 [K, N].
 ///
-/// None for what the host does: on a device that rounds no weights; of a weight of another shape,
-/// or with 2:4 columns; and where a weight is no number or a scale overflows, of which the host
-/// tells the place.
+/// Returns `None` for the cases that the host handles: a device that does not round weights, a
+/// weight of another shape or with 2:4 columns, and a weight that is not finite or a scale that
+/// overflows, whose position the host reports.
 pub(super) fn gptq(
     weight: Tensor<2>,
     sums: &HessianSums,
@@ -94,7 +94,7 @@ pub(super) fn gptq(
             );
             let found = Tensor::<2>::from_dispatch(found).slice(s![0..end - start, ..]);
             let levels = found.clone() - zeros.clone().unsqueeze_dim(0);
-            // Rounded rows are not looked at again.
+            // Rounded rows are not read again by the rounding.
             rows = rows.slice_assign(s![start..end, ..], levels * scales.clone().unsqueeze_dim(0));
             codes.push(found)?;
             losses = losses + Tensor::<1>::from_dispatch(lost);
@@ -150,8 +150,8 @@ pub(super) fn gptq(
     )))
 }
 
-/// The rows of a weight in the order in which they are rounded, with `part` of what its columns
-/// change by for their outputs to be the float model's.
+/// Corrects the rows of a weight, in the order in which they are rounded. Adds `part` of the change
+/// that would give the columns the outputs of the float model.
 fn corrected(
     mut rows: Tensor<2>,
     weight: Tensor<2>,
@@ -161,8 +161,8 @@ fn corrected(
     part: f32,
 ) -> Tensor<2> {
     let [k, n] = rows.dims();
-    // Columns are independent of each other, and the matrices here are as large as those that they
-    // are of.
+    // Columns are independent of each other, so they are corrected in panels: the temporary
+    // matrices are as large as the columns.
     for columns in panels(0..n, k) {
         let Some(right) = sums.correction(weight.clone(), columns.clone()) else {
             break;
@@ -175,15 +175,15 @@ fn corrected(
     rows
 }
 
-/// Codes, which go to the host where they have become a panel on the device: in f32 they take as
-/// much memory as the weight.
+/// The codes of a weight. They are moved to the host whenever a panel of them is on the device: in
+/// f32 they take as much memory as the weight.
 struct Codes {
     on_device: Vec<Tensor<2>>,
     q: Vec<u8>,
 }
 
 impl Codes {
-    /// Of so many values.
+    /// Creates an empty list with capacity for `len` codes.
     fn new(len: usize) -> Self {
         Self {
             on_device: Vec::new(),
@@ -191,7 +191,7 @@ impl Codes {
         }
     }
 
-    /// Adds those of rows [rows, N].
+    /// Adds the codes of rows [rows, N].
     fn push(&mut self, rows: Tensor<2>) -> Result<(), QuantError> {
         self.on_device.push(rows);
         if self
@@ -215,28 +215,28 @@ impl Codes {
         Ok(())
     }
 
-    /// All of them, row-major.
+    /// Returns all codes, row-major.
     fn finish(mut self) -> Result<Vec<u8>, QuantError> {
         self.read()?;
         Ok(self.q)
     }
 }
 
-/// True if all values are numbers, none of which is near the largest.
+/// Returns true if all values are finite, and none is near the largest finite value.
 fn is_finite(weight: &Tensor<2>) -> Result<bool, QuantError> {
     Ok(read(weight.clone().abs().sum())?
         .iter()
         .all(|sum| sum.is_finite()))
 }
 
-/// True if a column is 2:4.
+/// Returns true if a column is 2:4.
 fn has_two_four_columns(weight: &Tensor<2>) -> Result<bool, QuantError> {
     let [k, n] = weight.dims();
     let first = read(weight.clone().slice(s![0..k.min(FIRST_ROWS), ..]))?;
     Ok(k.is_multiple_of(4) && has_two_four(&first, n) && has_two_four(&read(weight.clone())?, n))
 }
 
-/// Zeros after the last row up to a multiple of [`STEP`].
+/// Pads rows with zeros after the last row, up to a multiple of [`STEP`].
 fn padded<const D: usize>(rows: Tensor<D>) -> Tensor<D> {
     let mut shape = rows.dims();
     shape[0] = shape[0].next_multiple_of(STEP) - shape[0];
@@ -247,8 +247,8 @@ fn padded<const D: usize>(rows: Tensor<D>) -> Tensor<D> {
     Tensor::cat(vec![rows, zeros], 0)
 }
 
-/// The part of the factor for the places `start..end`, with a diagonal of ones after it up to a
-/// multiple of [`STEP`].
+/// Returns the part of the factor for the places `start..end`, padded with a diagonal of ones up to
+/// a multiple of [`STEP`].
 fn block_of(factor: &Tensor<2>, start: usize, end: usize) -> Tensor<2> {
     let part = factor.clone().slice(s![start..end, start..end]);
     let (rows, whole) = (end - start, (end - start).next_multiple_of(STEP));

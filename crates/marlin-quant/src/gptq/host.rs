@@ -7,13 +7,13 @@ use crate::grid::{Grid, is_two_four, range};
 use marlin_format::{PlainWeight, Sparsity};
 use rayon::prelude::*;
 
-/// Columns that a task takes: with 4096 input features their weights are 1 MiB.
+/// The number of columns in a task: with 4096 input features their weights are 1 MiB.
 const COLUMNS: usize = 64;
-/// Most rows that are rounded before the rows after them take up their errors.
+/// The maximum number of rows that are rounded before the rows after them take up their errors.
 const BLOCK: usize = 128;
 
-/// Rounds `target` [K, N], what `weight` is to become, and returns it with the squared error that
-/// is left of all outputs, by output feature: `[N]`.
+/// Rounds `target` [K, N], the corrected form of `weight`. Returns the quantised weight, and the
+/// squared error that remains in all outputs, by output feature: `[N]`.
 pub(super) fn round(
     layer: &Layer,
     factor: &InverseFactor,
@@ -48,23 +48,23 @@ pub(super) fn round(
     Ok((layer.assemble(&q, &scales, zeros)?, losses))
 }
 
-/// The outcome of some columns.
+/// The result for some columns.
 struct Columns {
     first: usize,
     count: usize,
-    /// [K, count], in the order in which rows are rounded.
+    /// The codes [K, count], in the order in which rows are rounded.
     q: Vec<u8>,
-    /// [groups, count], by the index of the group.
+    /// The grids [groups, count], by the index of the group.
     grids: Vec<Grid>,
-    /// `[count]`.
+    /// The loss of each column, `[count]`.
     losses: Vec<f64>,
 }
 
-/// A layer with the factor that its rounding follows.
+/// A layer and the inverse factor that its rounding uses.
 struct Rounder<'a> {
     layer: &'a Layer,
     factor: &'a InverseFactor,
-    /// The weight as it was found, [K, N].
+    /// The original weight, [K, N].
     weight: &'a [f32],
 }
 
@@ -131,7 +131,7 @@ impl Rounder<'_> {
         Ok(found)
     }
 
-    /// What is pruned of the columns from `first` on.
+    /// Returns the mask of pruned weights for the columns from `first` on.
     fn mask(&self, first: usize, count: usize) -> Mask {
         let Layer {
             n, options, order, ..
@@ -161,7 +161,7 @@ impl Rounder<'_> {
         }
     }
 
-    /// The grid of each column of a group.
+    /// Searches the grid of each column of a group.
     fn search(&self, rows: &[f32], places: std::ops::Range<usize>, mask: &Mask) -> Vec<Grid> {
         let count = mask.searched.len();
         let group = &rows[places.start * count..places.end * count];
@@ -209,9 +209,9 @@ impl Rounder<'_> {
         best
     }
 
-    /// Rounds a block of rows from place `start` on, each to its column's grid: in `rows` each ends
-    /// as the value that was rounded, or 0 where it is pruned, in `errors` are their errors by the
-    /// diagonal of the factor, and `losses` grow by the squares of those.
+    /// Rounds a block of rows from place `start` on, each to its column's grid. Afterwards `rows`
+    /// holds the values before rounding, with 0 for pruned ones, and `errors` holds their errors
+    /// divided by the diagonal of the factor. The squares of these errors are added to `losses`.
     fn round(
         &self,
         rows: &mut [f32],
@@ -270,8 +270,8 @@ impl Rounder<'_> {
         }
     }
 
-    /// Of four rows from place `start` on, the two of each column whose loss costs least:
-    /// SparseGPT's equation 3.
+    /// Prunes two of the four rows from place `start` on in each column: the two whose loss costs
+    /// least, by SparseGPT's equation 3.
     fn prune(&self, rows: &[f32], start: usize, mask: &Mask, pruned: &mut [[bool; 4]]) {
         let count = mask.searched.len();
         let factors: [f32; 4] = std::array::from_fn(|i| self.factor.row(start + i)[0]);
@@ -289,12 +289,12 @@ impl Rounder<'_> {
     }
 }
 
-/// The weights of some columns that are pruned.
+/// The pruned weights of some columns.
 struct Mask {
-    /// The columns in which they are chosen as the rows are rounded, `[count]`.
+    /// The columns in which pruned weights are chosen while the rows are rounded, `[count]`.
     searched: Vec<bool>,
-    /// Those of columns that are 2:4 already, [K, count] in the order in which rows are rounded;
-    /// empty where there are none.
+    /// The zeros of columns that are already 2:4, [K, count], in the order in which rows are
+    /// rounded; empty if there are no such columns.
     zeros: Vec<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! GPTQ's rounding of a block of rows as CubeCL kernels: one unit per column, and of a search one
+//! GPTQ's rounding of a block of rows as CubeCL kernels: one unit per column; in a search, one unit
 //! per column and grid.
 
 mod grid;
@@ -11,12 +11,13 @@ use marlin_format::{QuantSpec, ScaleDtype, Sparsity};
 use marlin_kernels::ptx::F4;
 use marlin_kernels::{Runtime, Target};
 
-/// Most rows of a block. Their errors are in shared memory: 32 KiB for a cube of [`UNITS`].
+/// The maximum number of rows of a block. Their errors are in shared memory: 32 KiB for a cube of
+/// [`UNITS`].
 pub(super) const MAX_ROWS: usize = 128;
-/// Rows that a unit holds in registers. Blocks have a multiple of it, so that four entries of a
-/// factor's row are one load.
+/// The number of rows that a unit holds in registers. The rows of a block are a multiple of it, so
+/// that four entries of a factor's row are one load.
 pub(super) const STEP: usize = 16;
-/// Columns of a cube.
+/// The number of columns of a cube.
 const UNITS: usize = 64;
 
 /// The levels that rows are rounded to, and whether they are pruned.
@@ -25,7 +26,7 @@ pub struct Levels {
     top: u32,
     has_zero_points: bool,
     scale: ScaleDtype,
-    /// How many grids a search tries.
+    /// The number of grids that a search tries.
     candidates: u32,
     /// True if two of every four rows are pruned.
     is_sparse: bool,
@@ -42,7 +43,7 @@ impl Levels {
         }
     }
 
-    /// How many grids a search tries.
+    /// The number of grids that a search tries.
     pub fn candidates(&self) -> usize {
         self.candidates as usize
     }
@@ -51,15 +52,17 @@ impl Levels {
 /// A block of rows [rows, N] of a weight, f32, in the order in which they are rounded.
 pub(super) struct Rows {
     pub weight: BufferArg,
-    /// The second moment of each row's feature, f32 `[rows]`: losses of those with 0 do not count.
+    /// The second moment of each row's feature, f32 `[rows]`: the losses of features with moment 0
+    /// do not count.
     pub moments: BufferArg,
     pub rows: usize,
     pub n: usize,
 }
 
-/// The squared errors that are left of a group's outputs by each grid of a search, [candidates, N].
-/// `factor` is the part [rows, rows] of the inverse's factor; a group of more rows than a block has
-/// none, and its errors are those of its weights, by their moments.
+/// Computes the squared errors that remain in a group's outputs with each grid of a search,
+/// [candidates, N]. `factor` is the part [rows, rows] of the inverse factor. A group of more rows
+/// than a block has no factor: its losses are the squared errors of its weights, weighted by their
+/// moments.
 pub(super) fn group_losses(
     client: &Client,
     levels: Levels,
@@ -85,8 +88,8 @@ pub(super) fn group_losses(
     }
 }
 
-/// The scale and zero point of each column, `[N]`: those of the grid with the least of the losses
-/// [candidates, N].
+/// Chooses the scale and zero point of each column, `[N]`: those of the grid with the least loss,
+/// given the losses [candidates, N].
 pub(super) fn choose(
     client: &Client,
     levels: Levels,
@@ -112,13 +115,13 @@ pub(super) fn choose(
     );
 }
 
-/// What a block is rounded to.
+/// The outputs of rounding a block.
 pub(super) struct Rounded {
-    /// q, in f32: [rows, N].
+    /// The codes q, in f32: [rows, N].
     pub codes: BufferArg,
-    /// Errors by the diagonal of the factor, [rows, N].
+    /// The errors divided by the diagonal of the factor, [rows, N].
     pub errors: BufferArg,
-    /// The sum of their squares, `[N]`.
+    /// The sum of the squares of these errors, `[N]`.
     pub losses: BufferArg,
 }
 
@@ -151,7 +154,7 @@ pub(super) fn round(
     );
 }
 
-/// Columns of a cube: on the CPU one, as one core runs a whole cube there.
+/// Returns the number of columns of a cube: one on the CPU, where one core runs a whole cube.
 fn units(client: &Client) -> (usize, CubeDim) {
     let units = if Target::of(client).runtime == Runtime::Cpu {
         1
@@ -161,7 +164,7 @@ fn units(client: &Client) -> (usize, CubeDim) {
     (units, CubeDim::new_1d(units as u32))
 }
 
-/// What rounding a column takes beside its values.
+/// The parameters of rounding a column, apart from its values.
 #[derive(CubeType)]
 struct Column {
     column: usize,
@@ -329,7 +332,7 @@ fn rounded_rows(
     losses[column] = loss;
 }
 
-/// Loads the rows from `first` on, with the errors of the rows before them.
+/// Loads the rows from `first` on, and subtracts the effect of the errors of the rows before them.
 #[cube]
 fn load(
     weight: &[f32],
@@ -388,7 +391,7 @@ fn round_step(
         }
         let mut code = code(values[i], place.scale, place.zero, levels);
         if comptime!(levels.is_sparse) {
-            // Of every four, the two whose loss costs least are pruned.
+            // In every four rows, the two whose loss costs least are pruned.
             let mut cheaper = 0u32.runtime();
             #[unroll]
             for other in 0..4usize {

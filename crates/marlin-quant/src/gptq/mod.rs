@@ -20,18 +20,19 @@ mod kernel;
 #[cfg(feature = "cubecl-runtime")]
 mod op;
 
-/// The order in which the input features of a layer are rounded: those that come last take up the
-/// errors of all others, and nothing takes up theirs.
+/// The order in which the input features of a layer are rounded. The last features take up the
+/// errors of all others, and no feature takes up the errors of the last ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RowOrder {
-    /// As they come.
+    /// The features in their own order.
     Natural,
-    /// Act-order: features with the largest second moments first, and groups of features that
-    /// follow each other in that order. The weight has a permutation, which activations go through
-    /// at run time.
+    /// Act-order: the features with the largest second moments first. Groups are formed of
+    /// consecutive features in that order. The weight has a permutation, which is applied to
+    /// activations at run time.
     ActOrder,
-    /// Groups as they come, those with the largest second moments first, and so the features in
-    /// each, of a 2:4 weight four by four: nothing is permuted at run time.
+    /// Groups of consecutive features, rounded with the largest second moments first; the features
+    /// in each group are ordered in the same way, for a 2:4 weight in blocks of four. Nothing is
+    /// permuted at run time.
     #[default]
     WithinGroups,
 }
@@ -41,22 +42,25 @@ pub enum RowOrder {
 pub struct GptqOptions {
     /// The order in which features are rounded.
     pub order: RowOrder,
-    /// The part of the mean of the Hessian's diagonal that is added to it; ten times as much, up to
-    /// eight times over, where it has no Cholesky factor then.
+    /// The part of the mean of the Hessian's diagonal that is added to the diagonal. If the Hessian
+    /// then has no Cholesky factor, the part grows by a factor of ten, up to eight times.
     pub damping: f64,
-    /// 2:4 prunes the weight while it is rounded (SparseGPT): of every four rows of a column the
-    /// two stay whose loss would cost most, and the rows after them take up what the others did.
-    /// Columns that are 2:4 already keep their zeros, whatever is asked.
+    /// The sparsity of the result. With 2:4, the weight is pruned while it is rounded (SparseGPT):
+    /// in every four rows of a column, the two rows whose loss would cost most are kept, and later
+    /// rows take up the error of the pruned rows. Columns that are already 2:4 keep their zeros
+    /// with either setting.
     pub sparsity: Sparsity,
-    /// How much of the way the weight goes, before it is rounded, towards the one that makes up
-    /// best for inputs that have come away from the float model's (arXiv 2504.02692): 0 for none, 1
-    /// for all of it, which follows the calibration text too closely. Only sums that know how far
-    /// have an effect: [`HessianSums::add_beside`] and [`HessianSums::add_with_residual`].
+    /// The strength of the correction for inputs that differ from the float model's (arXiv
+    /// 2504.02692). Before rounding, the weight moves by this part of the way towards the weight
+    /// that compensates best for the difference: 0 for none of it, 1 for all of it, which overfits
+    /// to the calibration text. The correction has an effect only with sums that record the
+    /// difference: see [`HessianSums::add_beside`] and [`HessianSums::add_with_residual`].
     pub correction: f32,
 }
 
 impl Default for GptqOptions {
-    /// Dense, within groups, with a hundredth of the mean, half of the correction.
+    /// Returns the defaults: dense, ordered within groups, a damping of a hundredth of the mean,
+    /// and half of the correction.
     fn default() -> Self {
         Self {
             order: RowOrder::default(),
@@ -72,8 +76,8 @@ impl Default for GptqOptions {
 pub struct Gptq {
     /// The weight.
     pub weight: PlainWeight,
-    /// The squared error that is left of a token's outputs, with the damping's part, by output
-    /// feature: `[N]`.
+    /// The squared error that remains in a token's outputs, including the part of the damping, by
+    /// output feature: `[N]`.
     pub losses: Vec<f64>,
     /// The damping that was used.
     pub damping: f64,
@@ -81,13 +85,13 @@ pub struct Gptq {
     pub dead: usize,
 }
 
-/// Fewest tokens that a quantiser follows: with fewer, the second moments of most features are
-/// noise.
+/// The minimum number of tokens for calibration: with fewer, the second moments of most features
+/// are noise.
 pub(crate) const FEWEST_TOKENS: usize = 128;
 
 impl Quantizer for GptqOptions {
-    /// [`gptq`], on CubeCL devices there; [rounding with clipping](round_with_clipping), after
-    /// pruning by magnitude where it is 2:4, for a layer that saw fewer than 128 tokens.
+    /// Runs [`gptq`], on the device if it is one of CubeCL's. A layer that saw fewer than 128
+    /// tokens is [rounded with clipping](round_with_clipping), with 2:4 after pruning by magnitude.
     fn quantize(
         &self,
         weight: &[f32],
@@ -148,7 +152,7 @@ impl From<Gptq> for Quantized {
 }
 
 impl Gptq {
-    /// The squared error that is left of a token's outputs, all together.
+    /// Returns the squared error that remains in all outputs of a token.
     pub fn loss(&self) -> f64 {
         self.losses.iter().sum()
     }
@@ -157,18 +161,18 @@ impl Gptq {
 /// Quantises `weight` [K, N], row-major, for inputs with the second moments `hessian`.
 ///
 /// Rows are rounded one after the other; the rows after a row change so that they take up as much
-/// of its error as they can (`factor.rs`). A group's range is searched on the rows as the groups
-/// before have left them: of [`SHRINKS`](crate::SHRINKS) parts of it, for each column, the one that
-/// leaves the least squared error of the outputs once the group's own rows and those after it have
-/// taken up what they can. A group of a whole column has its range from the squared error of its
-/// rounded weights, each feature by its second moment.
+/// of its error as they can (`factor.rs`). A group's range is searched when its turn comes, on the
+/// rows as changed by the earlier groups. For each column, the search tries
+/// [`SHRINKS`](crate::SHRINKS) parts of the range, and takes the one with the least squared error
+/// of the outputs after the group's own rows and the later rows have taken up what they can. For a
+/// group of a whole column, the search uses the squared errors of the rounded weights, weighted by
+/// the second moments of their features.
 ///
 /// The result is the same for any number of threads.
 ///
 /// # Errors
-/// A weight of another shape, or that has values that are no numbers; a scale that overflows its
-/// dtype; a Hessian without a Cholesky factor; a 2:4 weight with act-order, or of a K that is no
-/// multiple of 4.
+/// The weight has another shape or values that are not finite; a scale overflows its dtype; the
+/// Hessian has no Cholesky factor; a 2:4 weight has act-order, or a K that is not a multiple of 4.
 pub fn gptq(
     weight: &[f32],
     n: usize,
@@ -180,13 +184,14 @@ pub fn gptq(
     on_host(weight, None, n, hessian, spec, options)
 }
 
-/// [`gptq`] from sums on a device, which also tell how far inputs have come from the float model's:
-/// what is rounded then is the weight whose outputs are nearest to those of the float model
-/// ([`GptqOptions::correction`]). It runs on the sums' device where that is one of CubeCL's, in
-/// f32; on the host otherwise, and for a weight that has columns of 2:4 values.
+/// Runs [`gptq`] with sums on a device. The sums may also record the difference between the inputs
+/// and those of the float model: then the weight is first moved towards the one whose outputs are
+/// nearest to those of the float model ([`GptqOptions::correction`]). It runs in f32 on the sums'
+/// device if that is one of CubeCL's; otherwise, and for a weight with 2:4 columns, it runs on the
+/// host.
 ///
 /// # Errors
-/// As [`gptq`]; [`QuantError::Read`] where the device fails.
+/// The errors of [`gptq`]; [`QuantError::Read`] if the device fails.
 pub fn gptq_beside(
     weight: &[f32],
     n: usize,
@@ -205,7 +210,7 @@ pub fn gptq_beside(
     beside_on_host(weight, n, sums, spec, options)
 }
 
-/// A weight [K, N] in f32 on the device of sums.
+/// Returns a weight [K, N] in f32 on the device of `sums`.
 fn beside_sums(weight: &[f32], n: usize, sums: &HessianSums) -> Tensor<2> {
     Tensor::from_data(
         TensorData::new(weight.to_vec(), [sums.features(), n]),
@@ -213,7 +218,7 @@ fn beside_sums(weight: &[f32], n: usize, sums: &HessianSums) -> Tensor<2> {
     )
 }
 
-/// [`gptq_beside`] on the host.
+/// Runs [`gptq_beside`] on the host.
 fn beside_on_host(
     weight: &[f32],
     n: usize,
@@ -231,7 +236,8 @@ fn beside_on_host(
     on_host(weight, right.as_deref(), n, &sums.hessian()?, spec, options)
 }
 
-/// [`gptq`] of a weight to which `options.correction` of `H⁻¹ right` is added, of `right` [K, N].
+/// Runs [`gptq`] for a weight to which `options.correction` times `H⁻¹ right` is added, with
+/// `right` [K, N].
 fn on_host(
     weight: &[f32],
     right: Option<&[f32]>,
@@ -272,7 +278,7 @@ fn on_host(
     })
 }
 
-/// Losses of all tokens to those of one.
+/// Converts the losses of all tokens to the mean loss of one token.
 fn per_token(losses: Vec<f64>, tokens: usize) -> Vec<f64> {
     losses
         .into_iter()
@@ -280,12 +286,12 @@ fn per_token(losses: Vec<f64>, tokens: usize) -> Vec<f64> {
         .collect()
 }
 
-/// The features in the order in which they are rounded.
+/// Returns the features in the order in which they are rounded.
 fn row_order(moments: &[f64], group: GroupSize, options: &GptqOptions) -> Vec<usize> {
     let k = moments.len();
     let mean =
         |rows: &[usize]| rows.iter().map(|&row| moments[row]).sum::<f64>() / rows.len() as f64;
-    // Parts of `rows` by their mean second moments, the largest first.
+    // Sorts parts of `rows` by their mean second moments, the largest first.
     let sorted = |rows: &[usize], part: usize| {
         let mut parts: Vec<&[usize]> = rows.chunks(part).collect();
         parts.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
@@ -296,7 +302,7 @@ fn row_order(moments: &[f64], group: GroupSize, options: &GptqOptions) -> Vec<us
         RowOrder::Natural => rows,
         RowOrder::ActOrder => sorted(&rows, 1),
         RowOrder::WithinGroups => {
-            // Of every four rows two are kept: the four stay together.
+            // Two of every four rows are kept, so the four rows stay together.
             let together = if options.sparsity == Sparsity::TwoFour {
                 4
             } else {
@@ -311,7 +317,8 @@ fn row_order(moments: &[f64], group: GroupSize, options: &GptqOptions) -> Vec<us
     }
 }
 
-/// The groups in the order in which they are rounded: the index of each, and its place in `order`.
+/// Returns the groups in the order in which they are rounded: the index of each group, and its
+/// range of places in `order`.
 fn groups(order: &[usize], group: GroupSize, kind: RowOrder) -> Vec<(usize, Range<usize>)> {
     let (k, rows) = (order.len(), group.rows(order.len()));
     let mut found = Vec::with_capacity(group.count(k));
@@ -330,12 +337,12 @@ fn groups(order: &[usize], group: GroupSize, kind: RowOrder) -> Vec<(usize, Rang
     found
 }
 
-/// What all columns of a layer share.
+/// The data that all columns of a layer share.
 struct Layer {
     n: usize,
     spec: QuantSpec,
     options: GptqOptions,
-    /// The second moment of each feature, in the order in which they are rounded.
+    /// The second moment of each feature, in the order in which features are rounded.
     moments: Vec<f64>,
     /// The index of each group, and the places of its features.
     groups: Vec<(usize, Range<usize>)>,
@@ -344,7 +351,7 @@ struct Layer {
 }
 
 impl Layer {
-    /// Of features with the second moments `diagonal` [K].
+    /// Creates the layer for features with the second moments `diagonal` [K].
     fn new(
         diagonal: &[f64],
         n: usize,
@@ -372,7 +379,7 @@ impl Layer {
         })
     }
 
-    /// The place of each feature: the inverse of `order`.
+    /// Returns the place of each feature: the inverse of `order`.
     fn places(&self) -> Vec<usize> {
         let mut places = vec![0; self.order.len()];
         self.order
@@ -382,13 +389,13 @@ impl Layer {
         places
     }
 
-    /// Features that are always zero.
+    /// Returns the number of features that are always zero.
     fn dead(&self) -> usize {
         self.moments.iter().filter(|&&moment| moment == 0.0).count()
     }
 
-    /// The weight of the codes `q` [K, N], in the order in which rows are rounded, and of the
-    /// groups' scales and zero points, each [groups, N].
+    /// Assembles the weight from the codes `q` [K, N], in the order in which rows are rounded, and
+    /// the groups' scales and zero points, each [groups, N].
     fn assemble(
         &self,
         q: &[u8],

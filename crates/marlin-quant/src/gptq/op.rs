@@ -1,4 +1,4 @@
-//! The rounding of a block as a Burn backend extension, of CubeCL's runtimes.
+//! The rounding of a block as a Burn backend extension for CubeCL's runtimes.
 
 use super::kernel::{self, Levels, Rounded, Rows};
 use burn::backend::fusion::custom::TensorSpec;
@@ -12,9 +12,9 @@ use burn_marlin::backend::cube::{buffer, empty};
 /// A backend that rounds blocks of rows. All tensors are in f32.
 #[backend_extension(Cube, Fusion)]
 pub trait RoundingBackend: Backend {
-    /// The scale and the zero point of each column, `[N]`, that leave the least squared error of a
-    /// group's rows [rows, N], by the part [rows, rows] of the inverse's factor and the second
-    /// moments `[rows]` of their features.
+    /// Finds the scale and the zero point of each column, `[N]`, with the least squared error of
+    /// the outputs for a group's rows [rows, N], given the part [rows, rows] of the inverse factor
+    /// and the second moments `[rows]` of the rows' features.
     #[fusion(meta = grids_spec)]
     fn gptq_grids(
         rows: FloatTensor<Self>,
@@ -23,8 +23,8 @@ pub trait RoundingBackend: Backend {
         levels: Levels,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// As [`gptq_grids`](Self::gptq_grids), of a group of more rows than a block, by the errors of
-    /// its weights.
+    /// Finds scales and zero points like [`gptq_grids`](Self::gptq_grids), for a group of more rows
+    /// than a block, by the errors of its weights.
     #[fusion(meta = weighted_grids_spec)]
     fn gptq_weighted_grids(
         rows: FloatTensor<Self>,
@@ -32,8 +32,8 @@ pub trait RoundingBackend: Backend {
         levels: Levels,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Rounds a block [rows, N] to grids: the codes, the errors by the factor's diagonal, each
-    /// [rows, N], and the sum of their squares `[N]`.
+    /// Rounds a block [rows, N] to grids. Returns the codes and the errors divided by the factor's
+    /// diagonal, each [rows, N], and the sum of the squares of these errors, `[N]`.
     #[fusion(meta = round_spec)]
     fn gptq_round(
         rows: FloatTensor<Self>,

@@ -1,4 +1,4 @@
-//! GPTQ's codes beside those of its equations.
+//! Comparison of GPTQ's codes with those of the paper's equations.
 
 use super::{SPECS, generator, hessian, random};
 use crate::{GptqOptions, Hessian, RowOrder, gptq};
@@ -26,8 +26,8 @@ fn inverse(k: usize, mut matrix: Vec<f64>) -> Vec<f64> {
     inverse
 }
 
-/// GPTQ's equations 2 and 3 as they stand, feature after feature with an inverse that shrinks, on
-/// the grids of a weight that was quantised in natural order.
+/// Evaluates GPTQ's equations 2 and 3 literally, one feature after the other with a shrinking
+/// inverse, on the grids of a weight that was quantised in natural order.
 fn reference(weight: &[f32], hessian: &Hessian, damping: f64, found: &PlainWeight) -> Vec<u8> {
     let (k, n, spec) = (found.k(), found.n(), found.spec());
     let mean = hessian.diagonal().iter().sum::<f64>() / k as f64;
@@ -80,8 +80,8 @@ fn codes_are_those_of_the_equations() {
             let differ = (0..k * n)
                 .filter(|i| found.weight.q(i / n, i % n) != expected[*i])
                 .count();
-            // f32 takes a value that lies between two levels to the other now and then, and the
-            // values after it follow.
+            // Occasionally f32 rounds a value midway between two levels to the other level, and the
+            // values after it differ as well.
             assert!(
                 differ * 50 <= k * n,
                 "{spec} [{k}, {n}]: {differ} of {} codes differ",

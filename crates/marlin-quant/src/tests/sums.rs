@@ -1,4 +1,4 @@
-//! The sums of a device: what they are, and what a layer is quantised to by them.
+//! Tests of sums on a device, and of layers quantised with them.
 
 use super::{SPECS, activations, generator, random, tensor};
 use crate::{
@@ -47,15 +47,15 @@ fn the_devices_sums_are_those_of_the_host() {
     assert_eq!(add(), Err(refused));
 }
 
-/// With a float model's inputs beside those that a layer has, and a residual that its outputs have
-/// to make up for: outputs are nearer to the float model's.
+/// Checks that outputs are nearer to the float model's if the sums have its inputs beside those of
+/// the layer, or a residual that the layer's outputs have to make up for.
 #[test]
 fn outputs_make_up_for_inputs_that_are_off() {
     let mut rng = generator();
     let (k, n, tokens) = (64, 20, 400);
     let (weight, float) = (random(k * n, &mut rng), activations(tokens, k, &mut rng));
     let float = tensor(float, k);
-    // A part of the inputs' error, and of the residual, that can be made up for.
+    // The part of the inputs' error, and of the residual, that can be made up for.
     let (mix, matrix) = (
         tensor(random(k * k, &mut rng), k),
         tensor(random(k * n, &mut rng), n),
@@ -96,7 +96,7 @@ fn outputs_make_up_for_inputs_that_are_off() {
         };
         let [none, half, all] = [0.0, 0.5, 1.0].map(error_at);
         println!("{none} without correction, {half} with half of it, {all} with all of it");
-        // What quantisation itself costs stays.
+        // The error of the quantisation itself remains.
         assert!(
             half < 0.6 * none && all < 0.8 * half,
             "residual {with_residual}: {none}, {half}, {all}"

@@ -1,4 +1,4 @@
-//! GPTQ of 2:4 weights.
+//! Tests of GPTQ with 2:4 weights.
 
 use super::{SPECS, generator, hessian, output_error, random};
 use crate::{GptqOptions, RowOrder, gptq};

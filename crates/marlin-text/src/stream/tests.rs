@@ -17,13 +17,13 @@ fn tokenizer(json: &serde_json::Value) -> Tokenizer {
     Tokenizer::open(&path).unwrap()
 }
 
-/// One token a byte.
+/// A tokenizer with one token for each byte.
 fn byte_level() -> Tokenizer {
     tokenizer(&byte_level_tokenizer())
 }
 
-/// Byte-level, with tokens that end and begin inside of a character: "a" and the first byte of "ä",
-/// its second byte and "b".
+/// A byte-level tokenizer with tokens that end or begin inside a character: "a" and the first byte
+/// of "ä", its second byte and "b".
 fn byte_level_with_merges() -> Tokenizer {
     let mut json = byte_level_tokenizer();
     json["model"]["vocab"]["aÃ"] = 258.into();
@@ -32,7 +32,8 @@ fn byte_level_with_merges() -> Tokenizer {
     tokenizer(&json)
 }
 
-/// As Llama 2: bytes 0..=255 as `<0x00>`, then words whose spaces are `▁`.
+/// A tokenizer with byte fallback, like that of Llama 2: bytes 0..=255 as `<0x00>`, then words
+/// whose spaces are `▁`.
 fn byte_fallback() -> Tokenizer {
     let mut vocab: serde_json::Map<_, _> = (0..256)
         .map(|byte| (format!("<0x{byte:02X}>"), json!(byte)))
@@ -105,7 +106,7 @@ fn characters_are_held_back_until_they_are_whole() {
 #[test]
 fn tokens_that_end_inside_of_a_character_give_what_is_whole() {
     let tokenizer = byte_level_with_merges();
-    // a + half of ä, the other half + b
+    // a + first half of ä, second half + b
     assert_eq!(
         pieces(&tokenizer, &[], &[258, 259]),
         [some("a"), some("äb"), None]
@@ -158,7 +159,7 @@ fn special_tokens_are_not_text() {
         )),
         "ä"
     );
-    // They do not use up the patience with an unfinished character.
+    // Special tokens do not count towards the tokens that an unfinished character waits for.
     assert_eq!(
         pieces(&tokenizer, &[], &[257, 257, 257, 257, 257, 0xc3, 0xa4])[5..],
         [None, some("ä"), None]
@@ -179,16 +180,17 @@ fn bytes_that_are_no_character_come_as_replacements() {
         assert!(
             joined(&pieces(&tokenizer, &[], &[u32::from(b'a'), 0xe2, 0x82])).ends_with(replacement)
         );
-        // Bytes that never become a character do not wait for ever.
+        // Bytes that never become a character are not held back forever.
         let found = pieces(&tokenizer, &[], &[0xff; 12]);
         assert!(found[..4].iter().any(Option::is_some), "{found:?}");
         assert!(joined(&found).chars().all(|c| c == replacement));
         assert_eq!(joined(&found).chars().count(), 12);
     }
-    // A run of bytes that was whole, and is not with the next byte: what was given out stays.
+    // A run of bytes that was complete, and is not with the next byte: returned text stays as it
+    // is.
     let found = pieces(&byte_fallback(), &[], &[0xc3, 0xa4, 0xe2, LETTER]);
     assert_eq!(found, [None, some("ä"), None, some("\u{fffd}a"), None]);
-    // A text may hold the replacement character itself.
+    // A text may contain the replacement character itself.
     for tokenizer in [byte_level(), byte_fallback()] {
         assert_eq!(
             joined(&pieces(
@@ -243,16 +245,16 @@ fn truncation_and_padding_of_the_file_are_left_out() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, rng_seed: RngSeed::Fixed(seed::seed()), ..ProptestConfig::default() })]
 
-    /// Whole characters, however tokens split them: the pieces are the text, and nothing waits
-    /// longer than its character.
+    /// However tokens split characters, the pieces join to the text, and no byte waits longer than
+    /// its character.
     #[test]
     fn pieces_join_to_the_text(text in "[a-zäß€漢😀\u{fffd} ]{0,40}", merged in any::<bool>()) {
         let tokenizer = if merged { byte_level_with_merges() } else { byte_level() };
         let tokens = tokenizer.encode(&text).unwrap();
         let found = pieces(&tokenizer, &[256], &tokens[1..]);
         prop_assert_eq!(joined(&found), text.clone());
-        // What is out after each token is the longest whole beginning of the bytes so far, but for
-        // replacement characters, which may wait.
+        // The text returned up to each token is the longest valid prefix of the bytes so far,
+        // except for replacement characters, which may wait.
         if !text.contains(char::REPLACEMENT_CHARACTER) {
             let mut waiting: VecDeque<u8> = VecDeque::new();
             for (&token, piece) in tokens[1..].iter().zip(&found) {
@@ -269,15 +271,15 @@ proptest! {
         }
     }
 
-    /// Any bytes, characters or not: byte-level decoding gives the same text as decoding all at
-    /// once.
+    /// For any bytes, valid UTF-8 or not, byte-level decoding token by token gives the same text as
+    /// decoding all at once.
     #[test]
     fn any_bytes_join_to_what_they_decode_to(tokens in proptest::collection::vec(0u32..256, 0..40)) {
         let tokenizer = byte_level();
         prop_assert_eq!(joined(&pieces(&tokenizer, &[], &tokens)), tokenizer.decode(&tokens).unwrap());
     }
 
-    /// Any tokens, special and unknown ones among them: no panic, no error.
+    /// Any tokens, including special and unknown ones, are decoded without a panic or an error.
     #[test]
     fn any_tokens_are_taken(tokens in proptest::collection::vec(0u32..300, 0..40)) {
         pieces(&byte_level(), &tokens, &tokens);

@@ -6,7 +6,8 @@ use super::*;
 use crate::tests::byte_level_tokenizer;
 use crate::{ChatTemplate, Message, Tokenizer};
 
-/// A folder with the tokenizer of bytes, with more added tokens, and with these files beside it.
+/// A folder with the byte-level tokenizer, to which `added_tokens` are added, and with `files`
+/// beside it.
 fn folder(added_tokens: &Value, files: &Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut tokenizer = byte_level_tokenizer();
@@ -71,7 +72,7 @@ fn an_added_token_after_an_answer_ends_the_turn() {
     let template =
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
     let added = json!({ "<|im_start|>": 258, "<|im_end|>": 259 });
-    // Special by its name, or of a fine-tune that did not say what it is.
+    // A token that is special by its name, or a fine-tune's token without a name.
     for (eos, is_special, stops) in [
         ("<|im_end|>", true, vec![259, 259]),
         ("</s>", false, vec![257, 259]),
@@ -121,7 +122,7 @@ fn configs_that_hold_something_else_are_named() {
             other => panic!("{name} {file}: {other:?}"),
         }
     }
-    // What is no token is not one.
+    // Values that are not tokens are ignored.
     let files = json!({ "tokenizer_config.json": { "bos_token": 3, "eos_token": null, "add_bos_token": true, "extra_special_tokens": [7] } });
     assert_eq!(open(&folder(&json!([]), &files)).unwrap().vocab_size(), 258);
 }

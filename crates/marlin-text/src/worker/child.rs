@@ -1,4 +1,4 @@
-//! A worker process, from within.
+//! The main loop of a worker process, and its limits.
 
 use std::io;
 use std::process::{abort, exit};
@@ -14,7 +14,7 @@ pub(super) const TIMED_OUT: &str = "marlin-text-worker: out of time";
 
 /// Answers requests until there are no more.
 pub(super) fn run() -> ! {
-    // A panic is answered with its message.
+    // The reply to a request that panics has the panic's message.
     std::panic::set_hook(Box::new(|_| {}));
     exit(i32::from(answer_all().is_err()))
 }
@@ -32,7 +32,7 @@ fn answer_all() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets an allocation beyond the limit fail, which ends the process.
+/// Limits the memory of the process. An allocation beyond the limit fails, which ends the process.
 fn bound_memory(limits: Limits) {
     #[cfg(unix)]
     {
@@ -40,7 +40,7 @@ fn bound_memory(limits: Limits) {
         let bound = |resource, most: u64| {
             let hard = getrlimit(resource).maximum;
             let most = hard.map_or(most, |hard| hard.min(most));
-            // Where the system has no such limit, the one of time is left.
+            // If the system has no such limit, the time limit still applies.
             let _ = setrlimit(
                 resource,
                 Rlimit {
@@ -49,17 +49,17 @@ fn bound_memory(limits: Limits) {
                 },
             );
         };
-        // What is mapped to be written; the program's own text and the maps of its libraries do not
+        // The limit counts writable memory; the program's own code and the mapped libraries do not
         // count.
         bound(Resource::Data, limits.bytes);
-        // A process that ends itself leaves no image of its memory.
+        // A process that aborts writes no core dump.
         bound(Resource::Core, 0);
     }
     #[cfg(not(unix))]
     let _ = limits;
 }
 
-/// A thread that ends the process where a request takes too long.
+/// A thread that ends the process if a request takes too long.
 struct Watchdog {
     shared: Arc<Shared>,
 }
@@ -95,7 +95,7 @@ impl Watchdog {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         state.deadline = deadline;
-        // Of many short requests in a row, one wakes it.
+        // In a series of short requests, only one wakes the thread.
         if deadline.is_some() && !state.awake {
             self.shared.changed.notify_one();
         }
@@ -103,8 +103,8 @@ impl Watchdog {
 }
 
 impl Shared {
-    /// The shortest time that a request may have: a thread that wakes up so often is in time for
-    /// every deadline.
+    /// The interval at which the thread wakes up. It is the shortest time limit of a request, so
+    /// that the thread is in time for every deadline.
     const STEP: Duration = Duration::from_secs(1);
 
     fn watch(&self) {

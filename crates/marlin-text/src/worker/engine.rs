@@ -16,14 +16,14 @@ pub(super) struct Engine {
     tokenizer: Option<TokenizerEngine>,
 }
 
-/// Characters of a message that are given back.
+/// The number of characters of an error message that are returned.
 const SHOWN: usize = 1000;
 
 impl Engine {
     /// The reply to a request, as JSON. A panic is an error with its message.
     pub fn answer(&mut self, request: Request, body: &[u8]) -> Vec<u8> {
-        // What panicked is not in a state that others rely on: the next request finds the same
-        // template or tokenizer.
+        // A panic leaves no inconsistent state behind: the next request finds the same template or
+        // tokenizer.
         let reply = catch_unwind(AssertUnwindSafe(|| self.reply(request, body)));
         let error = match reply {
             Ok(Ok(reply)) => return reply,

@@ -22,14 +22,14 @@ pub(crate) use self::protocol::{ConfigTokens, Loaded, Request};
 use self::protocol::{Head, Limits};
 use crate::Failure;
 
-/// True if workers are processes: the program's `main` handles the argument that starts one.
+/// True if workers are processes: the program's `main` handles the argument that starts a worker.
 static PROCESSES: AtomicBool = AtomicBool::new(false);
 
-/// Lets chat templates and tokenizers run in processes of their own, which are made from this
-/// program's executable. Call it first in `main`: in such a process it does not return.
+/// Lets chat templates and tokenizers run in separate processes, which are started from this
+/// program's executable. Call it first in `main`: in a worker process it does not return.
 ///
-/// A program that does not call it runs them itself, which is right for folders that it made
-/// itself, or trusts.
+/// A program that does not call it runs templates and tokenizers in its own process. That is safe
+/// only for folders that it created itself, or trusts.
 pub fn init() {
     if std::env::args_os()
         .nth(1)
@@ -56,7 +56,7 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// The request that loads it, and its body.
+    /// The request that loads the subject, and its body.
     fn load(&self) -> Result<(Request, Vec<u8>), Failure> {
         Ok(match self {
             Self::Template {
@@ -78,11 +78,11 @@ impl Subject {
     }
 }
 
-/// A template or a tokenizer, loaded where it runs.
+/// A template or a tokenizer, loaded in the place where it runs.
 #[derive(Debug)]
 pub(crate) struct Worker {
     subject: Subject,
-    /// Without a process between one that ended and the next call.
+    /// The place where the subject runs. `None` between the end of a process and the next call.
     place: Mutex<Option<Place>>,
 }
 
@@ -90,12 +90,12 @@ pub(crate) struct Worker {
 #[derive(Debug)]
 enum Place {
     Process(Process),
-    /// In the program itself.
+    /// The worker runs in the program's own process.
     Here(Box<Engine>),
 }
 
 impl Worker {
-    /// Loads a subject, and returns the reply.
+    /// Loads a subject and returns the worker and its reply.
     pub fn open<T: DeserializeOwned>(subject: Subject) -> Result<(Self, T), Failure> {
         let (place, reply) = start(&subject)?;
         Ok((
@@ -107,7 +107,7 @@ impl Worker {
         ))
     }
 
-    /// Returns the reply to a request.
+    /// Sends a request and returns the reply. Starts a new worker if the last one ended.
     pub fn call<T: DeserializeOwned>(&self, request: Request, body: &[u8]) -> Result<T, Failure> {
         let mut slot = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         let mut place = match slot.take() {

@@ -1,7 +1,7 @@
-//! Patterns of a tokenizer in the syntax of Oniguruma, with which `transformers` reads them, as
-//! `fancy-regex` takes them.
+//! Rewrites the patterns of a tokenizer, which `transformers` reads in the syntax of Oniguruma, in
+//! the syntax of `fancy-regex`.
 //!
-//! | Oniguruma | here | what `fancy-regex` makes of the first |
+//! | Oniguruma | `fancy-regex` | meaning of the first column in `fancy-regex` |
 //! |---|---|---|
 //! | `a{1,3}+`, a repeat of a repeat | `(?:a{1,3})+` | a repeat without backtracking |
 //! | `a{2}?`, none or two | `(?:a{2})?` | two |
@@ -11,7 +11,7 @@
 
 use serde_json::Value;
 
-/// Rewrites the patterns of a part of a `tokenizer.json`; true if one of them changed.
+/// Rewrites the patterns of a part of a `tokenizer.json`. Returns true if one of them changed.
 pub(super) fn rewrite_patterns(part: &mut Value) -> bool {
     match part {
         Value::Array(parts) => parts
@@ -34,20 +34,21 @@ pub(super) fn rewrite_patterns(part: &mut Value) -> bool {
     }
 }
 
-/// A group that is open.
+/// An open group.
 #[derive(Debug, Clone, Copy, Default)]
 struct Group {
-    /// Where it begins in the output.
+    /// The position in the output where the group begins.
     start: usize,
-    /// True where white space and comments count as nothing, by the flag `x`.
+    /// True if the flag `x` is set: white space and comments are ignored.
     extended: bool,
 }
 
-/// A pattern as `fancy-regex` reads it.
+/// Rewrites a pattern in the syntax of `fancy-regex`.
 fn rewritten(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
     let (mut outer, mut group) = (Vec::new(), Group::default());
-    // Where in the output what a quantifier repeats begins, and whether it has one already.
+    // The position in the output of the atom that a quantifier would repeat, and whether the atom
+    // already has a quantifier.
     let (mut atom, mut repeated) = (None, false);
     let mut rest = pattern;
     while let Some(first) = rest.chars().next() {
@@ -75,8 +76,7 @@ fn rewritten(pattern: &str) -> String {
             '(' if piece.len() > 1 => out.push_str(piece),
             '(' => {
                 let flags = flags(rest);
-                // Flags without a group of their own count up to the end of the one that they are
-                // in.
+                // Flags without a group of their own apply up to the end of the enclosing group.
                 match flags {
                     Some((extended, true)) => group.extended = extended.unwrap_or(group.extended),
                     _ => {
@@ -123,8 +123,8 @@ fn rewritten(pattern: &str) -> String {
     out
 }
 
-/// Bytes of the quantifier that `text` begins with, in Oniguruma's reading: a `+` behind braces is
-/// the next one, and so is a `?` behind `{n}`.
+/// The number of bytes of the quantifier that `text` begins with, as Oniguruma reads it: a `+`
+/// after braces is a second quantifier, and so is a `?` after `{n}`.
 fn quantifier(text: &str) -> Option<usize> {
     let (base, suffixes): (usize, &[u8]) = match text.as_bytes().first()? {
         b'?' | b'*' | b'+' => (1, &b"?+"[..]),
@@ -151,8 +151,8 @@ fn quantifier(text: &str) -> Option<usize> {
     )
 }
 
-/// Of a group that begins with flags, what they say of `x`, and whether it holds nothing but them;
-/// `text` follows its bracket.
+/// Parses the flags at the beginning of a group: the value that they give to `x`, and whether the
+/// group contains nothing but flags. `text` is the text after the group's bracket.
 fn flags(text: &str) -> Option<(Option<bool>, bool)> {
     let flags = text.strip_prefix('?')?;
     let end = flags.find(|flag: char| !flag.is_ascii_alphabetic() && flag != '-')?;
@@ -170,8 +170,8 @@ fn flags(text: &str) -> Option<(Option<bool>, bool)> {
     Some((extended, alone))
 }
 
-/// Bytes of the escape that `text` begins with: `\n`, `\p{L}`, `\x{1F}`, `\x1f`, `\u00e9`, `\012`,
-/// `\k<name>`.
+/// The number of bytes of the escape that `text` begins with: `\n`, `\p{L}`, `\x{1F}`, `\x1f`,
+/// `\u00e9`, `\012`, `\k<name>`.
 fn escape_length(text: &str) -> usize {
     let Some(letter) = text[1..].chars().next() else {
         return 1;
@@ -199,7 +199,7 @@ fn escape_length(text: &str) -> usize {
         }
 }
 
-/// Bytes of the class that `text` begins with, classes in it included.
+/// The number of bytes of the character class that `text` begins with, including nested classes.
 fn class_length(text: &str) -> usize {
     let (mut depth, mut is_first) = (0_usize, false);
     let mut characters = text.char_indices().peekable();
@@ -212,7 +212,7 @@ fn class_length(text: &str) -> usize {
                 _ = characters.next_if(|&(_, next)| next == '^');
                 is_first = true;
             }
-            // Right behind the bracket it is one of the class.
+            // Directly after the opening bracket, `]` is a member of the class.
             ']' if !was_first => {
                 depth -= 1;
                 if depth == 0 {

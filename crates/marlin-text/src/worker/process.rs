@@ -1,4 +1,4 @@
-//! A worker process, as the program sees it.
+//! The program's handle of a worker process.
 
 use std::io::{self, Read};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -10,7 +10,7 @@ use crate::Failure;
 /// The argument that starts the program as a worker.
 pub(super) const ARGUMENT: &str = "marlin-text-worker";
 
-/// A process that waits for requests. It ends with the handle, or with the program.
+/// A process that waits for requests. It ends when the handle is dropped, or with the program.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
@@ -23,7 +23,7 @@ impl Process {
         let failed = |what: &str, error: io::Error| Failure::Worker {
             what: format!("{what}: {error}"),
         };
-        // The link stays right where the executable was replaced in the meantime.
+        // The link stays valid if the executable was replaced in the meantime.
         let executable = match cfg!(target_os = "linux") {
             true => "/proc/self/exe".into(),
             false => std::env::current_exe().map_err(|error| failed("has no executable", error))?,
@@ -49,9 +49,10 @@ impl Process {
         }
     }
 
-    /// Asks, and waits for the reply. After a failure the process has ended.
+    /// Sends a request and waits for the reply. After a failure the process has ended.
     pub fn call(&mut self, head: &Head, body: &[u8]) -> Result<Vec<u8>, Failure> {
-        // Where it ended before it read everything, why it did counts, and not that it did.
+        // If the process ended before it read the whole request, the error is the reason for its
+        // end, not the failed write.
         let asked = write_request(&mut self.requests, head, body);
         asked
             .and_then(|()| read_reply(&mut self.replies))
@@ -60,11 +61,11 @@ impl Process {
 
     /// Returns the reason why there is no reply.
     fn failure(&mut self, error: &io::Error, limits: Limits) -> Failure {
-        // It has ended, or has sent an invalid message.
+        // The process has ended, or has sent an invalid message.
         let _ = self.child.kill();
         let mut said = String::new();
         if let Some(stderr) = &mut self.child.stderr {
-            // What is no UTF-8 is nothing that is looked for.
+            // Output that is not UTF-8 is none of the messages that are looked for.
             let _ = stderr.take(1 << 16).read_to_string(&mut said);
         }
         if said.contains(child::TIMED_OUT) {
@@ -90,7 +91,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended; one that was not waited for would stay in the system's table.
+        // The process may have ended already. Without `wait` it would stay in the system's process
+        // table.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,8 +1,8 @@
 //! The messages between a program and its worker.
 //!
-//! A request is the length of its head and that of its body, 32 bits each, little-endian; the head,
-//! a [`Head`] as JSON; the body, a text or a file as it is. A reply is its length and a `Result<_,
-//! String>` as JSON.
+//! A request consists of the lengths of its head and its body, 32 bits each, little-endian; the
+//! head, a [`Head`] as JSON; and the body, the bytes of a text or a file. A reply is its length and
+//! a `Result<_, String>` as JSON.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -15,53 +15,55 @@ use tokenizers::AddedToken;
 /// A request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// To compile the template that the body is.
+    /// Compiles the template in the body.
     LoadTemplate {
-        /// Their names in templates and their texts.
+        /// The names of special tokens in templates, and their texts.
         special_tokens: BTreeMap<String, String>,
     },
-    /// The text of a conversation.
+    /// Renders a conversation to text.
     Render {
         messages: Vec<Value>,
         add_generation_prompt: bool,
     },
-    /// To read the `tokenizer.json` that the body is; [`Loaded`].
+    /// Loads the `tokenizer.json` in the body. The reply is [`Loaded`].
     LoadTokenizer {
-        /// The tokens to add to its own.
+        /// The tokens to add to those of the tokenizer.
         tokens: ConfigTokens,
     },
-    /// The tokens of the text that the body is.
+    /// Encodes the text in the body.
     Encode { add_special_tokens: bool },
-    /// The texts of sequences of tokens.
+    /// Decodes sequences of tokens.
     Decode { sequences: Vec<Vec<u32>> },
-    /// The token that the body is the text of, or none.
+    /// Looks up the token whose text is the body. The reply is none if there is no such token.
     TokenId,
-    /// The text of a token in the tokenizer's vocabulary, or none.
+    /// Looks up the text of a token in the tokenizer's vocabulary. The reply is none if there is no
+    /// such token.
     TokenText { id: u32 },
 }
 
 /// The tokens of the configs beside a `tokenizer.json`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ConfigTokens {
-    /// Added tokens in the order of what their configs number them. They get the numbers that
-    /// follow the tokenizer's.
+    /// Added tokens by their numbers in the configs, which only order them: the tokens get the
+    /// numbers that follow the tokenizer's.
     pub added: BTreeMap<u32, AddedToken>,
-    /// True if [`added`](Self::added) counts over the token of the same number in `tokenizer.json`.
+    /// True if a token of [`added`](Self::added) takes precedence over the token of the same number
+    /// in `tokenizer.json`.
     pub over_those_of_file: bool,
     /// Special tokens with a name.
     pub named: Vec<AddedToken>,
-    /// Special tokens without one.
+    /// Special tokens without a name.
     pub extra: Vec<AddedToken>,
 }
 
-/// The facts of a tokenizer that are known once it is loaded.
+/// The properties of a loaded tokenizer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Loaded {
     /// One more than the largest token.
     pub vocab_size: usize,
     /// Tokens that stand for no text.
     pub special: Vec<u32>,
-    /// Tokens beside those of the tokenizer's algorithm.
+    /// Tokens added to those of the tokenizer's algorithm.
     pub added: Vec<u32>,
 }
 
@@ -83,9 +85,10 @@ pub(crate) struct Head {
 impl Request {
     /// Returns the limits of a call with a body of this length.
     ///
-    /// Measured in a debug build, beside another on two cores of an EPYC (Zen 5): a template takes
-    /// 0.05 ms; a tokenizer of the size of Gemma 3's, the largest published (262144 tokens, 514906
-    /// merges), 2.2 s and 420 MB to read; texts become tokens at 2 MB/s.
+    /// Measured in a debug build, with another one running beside it on two cores of an EPYC (Zen
+    /// 5): a template takes 0.05 ms; reading a tokenizer of the size of Gemma 3's, the largest
+    /// published (262144 tokens, 514906 merges), takes 2.2 s and 420 MB; texts are encoded at 2
+    /// MB/s.
     pub fn limits(&self, body: usize) -> Limits {
         const MB: u64 = 1 << 20;
         const TIME: Duration = Duration::from_secs(4);
@@ -105,7 +108,7 @@ impl Request {
     }
 }
 
-/// Most bytes of a head, a body or a reply: more than any that the limits above allow for.
+/// The largest number of bytes of a head, a body or a reply; more than the limits above allow.
 const MOST: usize = 1 << 30;
 
 pub(crate) fn write_request(to: &mut impl Write, head: &Head, body: &[u8]) -> io::Result<()> {
@@ -116,7 +119,7 @@ pub(crate) fn write_request(to: &mut impl Write, head: &Head, body: &[u8]) -> io
     to.flush()
 }
 
-/// The next request, or `None` if there are no more.
+/// Reads the next request; `None` if there are no more.
 pub(crate) fn read_request(from: &mut impl Read) -> io::Result<Option<(Head, Vec<u8>)>> {
     let mut lengths = [0; 8];
     match from.read_exact(&mut lengths) {
@@ -150,7 +153,7 @@ fn length(bytes: &[u8]) -> io::Result<[u8; 4]> {
     }
 }
 
-/// As many bytes as the four before give.
+/// Reads as many bytes as `length`, four bytes in little-endian order, says.
 fn read_bytes(from: &mut impl Read, length: &[u8]) -> io::Result<Vec<u8>> {
     let length = length
         .iter()

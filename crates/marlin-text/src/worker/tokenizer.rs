@@ -1,4 +1,4 @@
-//! A `tokenizer.json` at work.
+//! The tokenizer that a worker runs.
 
 use std::collections::HashSet;
 
@@ -69,8 +69,8 @@ impl Engine {
     }
 }
 
-/// Puts patterns in place whose meaning is that of Oniguruma's, with which `transformers` reads
-/// them.
+/// Replaces the patterns of a tokenizer so that they have the meaning of Oniguruma, with which
+/// `transformers` reads them.
 fn read_patterns_as_oniguruma(tokenizer: &mut tokenizers::Tokenizer) -> Result<(), String> {
     if let Some(normalizer) = rewritten::<NormalizerWrapper>(tokenizer.get_normalizer())? {
         tokenizer
@@ -86,7 +86,7 @@ fn read_patterns_as_oniguruma(tokenizer: &mut tokenizers::Tokenizer) -> Result<(
     Ok(())
 }
 
-/// A part with other patterns; `None` where they stay the same.
+/// Rewrites the patterns of a part; `None` if they stay the same.
 fn rewritten<T: Serialize + DeserializeOwned>(part: Option<&T>) -> Result<Option<T>, String> {
     let mut json = serde_json::to_value(part).map_err(|error| with_causes(&error))?;
     if !rewrite_patterns(&mut json) {
@@ -97,8 +97,8 @@ fn rewritten<T: Serialize + DeserializeOwned>(part: Option<&T>) -> Result<Option
         .map_err(|error| with_causes(&error))
 }
 
-/// The tokens of configs in the order in which `transformers` adds them; those that the tokenizer
-/// has already change nothing.
+/// The tokens of configs in the order in which `transformers` adds them. Tokens that the tokenizer
+/// already has change nothing.
 fn config_tokens(tokenizer: &tokenizers::Tokenizer, tokens: ConfigTokens) -> Vec<AddedToken> {
     let known = tokenizer.get_added_tokens_decoder();
     let ConfigTokens {

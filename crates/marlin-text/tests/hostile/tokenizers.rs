@@ -126,7 +126,7 @@ fn files_that_are_none() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Reads a file with as many tokens and merges as that of Gemma 3, which has 33 MB.
+/// Reads a file with as many tokens and merges as the tokenizer of Gemma 3, whose file has 33 MB.
 fn largest_published() -> Result<(), Failed> {
     const TOKENS: usize = 262_144;
     const MERGES: usize = 514_906;

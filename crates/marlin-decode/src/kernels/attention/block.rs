@@ -2,6 +2,7 @@
 
 use super::config::AttentionConfig;
 use super::shape::AttentionPass;
+use crate::cache::head_start;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
@@ -75,8 +76,13 @@ pub(super) fn place(
         head: CUBE_POS_Y * comptime!(config.heads as u32),
         kv_head,
         is_first: kv_head * comptime!(config.parts as u32) == CUBE_POS_Y,
-        cache: (slot * lengths.kv_heads + kv_head) as usize
-            * (lengths.max_len * comptime!(config.vectors() as u32)) as usize,
+        cache: head_start::<usize>(
+            slot,
+            kv_head,
+            lengths.kv_heads,
+            lengths.max_len,
+            comptime!(config.vectors() as u32),
+        ),
         start: first,
         end: after,
         cached,

@@ -1,6 +1,7 @@
 //! The shape of an attention, and its checks.
 
 use crate::MAX_PASS_ROWS;
+use crate::cache::CacheShape;
 use crate::kernels::Row;
 use cubecl::prelude::BufferArg;
 use marlin_kernels::problem::{expect_at_most, expect_length, expect_presence};
@@ -155,12 +156,20 @@ impl AttentionShape {
         Ok(())
     }
 
+    /// Returns the shape of the cache of keys, which is also that of the cache of values.
+    pub fn cache(&self) -> CacheShape {
+        CacheShape {
+            slots: self.slots,
+            kv_heads: self.kv_heads,
+            max_len: self.max_len,
+            head_dim: self.head_dim,
+        }
+    }
+
     /// Returns the number of elements of the cache of keys, which is also that of the cache of
     /// values.
     pub fn cache_elements(&self) -> usize {
-        [self.kv_heads, self.max_len, self.head_dim]
-            .into_iter()
-            .fold(self.slots, usize::saturating_mul)
+        self.cache().elements()
     }
 
     /// Returns the features of a row's queries, and of those beside them: the keys and values of a

@@ -3,6 +3,7 @@
 use super::config::{FlashConfig, FlashLengths, TileRows};
 use super::softmax::{Softmax, exponentials, mask, probabilities, write};
 use super::tiles::TILE_ROWS;
+use crate::cache::head_start;
 use cubecl::prelude::*;
 use marlin_kernels::overlap::start_next_and_wait;
 use marlin_kernels::ptx::{
@@ -86,8 +87,13 @@ pub(super) fn flash<F: Float>(
     let q = global_address::<F>(queries)
         + u64::cast_from(first_row) * u64::cast_from(q_stride)
         + u64::cast_from(head * head_bytes);
-    let cache_head = u64::cast_from(tile.slot * lengths.kv_heads + head / lengths.group)
-        * u64::cast_from(lengths.max_len * head_bytes);
+    let cache_head = head_start::<u64>(
+        tile.slot,
+        head / lengths.group,
+        lengths.kv_heads,
+        lengths.max_len,
+        head_bytes,
+    );
     let (keys, values) = (
         global_address::<F>(keys) + cache_head,
         global_address::<F>(values) + cache_head,

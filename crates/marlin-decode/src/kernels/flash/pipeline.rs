@@ -2,6 +2,7 @@
 
 use super::config::{FlashConfig, FlashLengths, TileRows};
 use super::tiles::TILE_ROWS;
+use crate::cache::head_start;
 use cubecl::prelude::*;
 use marlin_kernels::ptx::{
     cp_async_bulk_tensor_2d, lane, mbarrier_arrive, mbarrier_arrive_expect_tx,
@@ -100,7 +101,13 @@ pub(super) fn produce(
             memory.barriers,
         );
     }
-    let row = (tile.slot * lengths.kv_heads + CUBE_POS_X / lengths.group) * lengths.max_len;
+    let row = head_start::<u32>(
+        tile.slot,
+        CUBE_POS_X / lengths.group,
+        lengths.kv_heads,
+        lengths.max_len,
+        1u32,
+    );
     let end = tile.end();
     let mut first = tile.first_key(lengths, comptime!(config.stage_keys() as u32));
     let mut number = 0u32.runtime();

@@ -6,27 +6,29 @@ use crate::{Epilogue, Prologue};
 use cubecl::prelude::*;
 use marlin_format::{Bits, GroupSize, Sparsity};
 
-/// Columns of a block: those of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
+/// Columns of a block, equal to the columns of a tile of
+/// [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(super) const COLUMNS: usize = tile::config::CHUNK_N;
 /// Warps of a block.
 pub(super) const WARPS: usize = 4;
 /// Threads of a block.
 pub(super) const THREADS: usize = 32 * WARPS;
 
-/// Everything that a kernel is compiled for.
+/// The compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// Blocks among which K is split: one of [`CLUSTERS`](super::CLUSTERS).
+    /// Number of blocks among which K is split: one of [`CLUSTERS`](super::CLUSTERS).
     pub blocks: usize,
-    /// Rows of K that share a scale: fewer than all.
+    /// Rows of K that share a scale; a single group is not supported.
     pub group: GroupSize,
-    /// Width of a weight.
+    /// Bits of a weight value.
     pub bits: Bits,
-    /// True if the weight has zero points; otherwise they are the middle everywhere, 8 or 128.
+    /// True if the weight has zero points; otherwise the zero point is always 8 (4 bits) or 128 (8
+    /// bits).
     pub zero_points: bool,
     /// True if activations, scales, bias and output are in bf16; otherwise f16.
     pub bf16: bool,
-    /// The values of the weight that are stored.
+    /// The sparsity of the weight: dense or 2:4.
     pub sparsity: Sparsity,
     /// The operation on the activations.
     pub prologue: Prologue,
@@ -35,7 +37,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The configuration of a format, where K is split among `blocks` blocks.
+    /// Creates the configuration of a format with K split among `blocks` blocks.
     pub(crate) fn new(blocks: usize, format: &Format, prologue: Prologue) -> Self {
         let Format {
             group,
@@ -62,13 +64,14 @@ impl Config {
         self.prologue == Prologue::AddRmsNorm
     }
 
-    /// Returns true if gates and ups are multiplied: a cluster has a tile of gates and the tile of
-    /// ups that belongs to it.
+    /// Returns true if the epilogue is SwiGLU. A cluster then has a tile of gates and the
+    /// corresponding tile of ups.
     pub(super) fn is_gated(&self) -> bool {
         self.epilogue == Epilogue::SwiGlu
     }
 
-    /// Blocks of a cluster: those among which K is split, for each of its tiles.
+    /// Returns the blocks of a cluster: the number of blocks that split K, for each of the
+    /// cluster's tiles.
     pub(super) fn cluster(&self) -> usize {
         self.blocks * self.epilogue.columns()
     }
@@ -78,8 +81,8 @@ impl Config {
         self.sparsity == Sparsity::TwoFour
     }
 
-    /// Chunks along K of which a step consists, 64 stored rows each. For two of 8 bits, or of a 2:4
-    /// weight in small groups or with zero points, there are too few registers.
+    /// Returns the chunks of a step along K; a chunk is 64 stored rows. There are too few registers
+    /// for two chunks of 8 bits, or of a 2:4 weight in small groups or with zero points.
     pub(super) fn chunks(&self) -> usize {
         let is_large = self.bits == Bits::Eight
             || self.is_sparse() && (self.group != GroupSize::G128 || self.zero_points);
@@ -91,17 +94,17 @@ impl Config {
         self.products().word_rows()
     }
 
-    /// Rows of K that a warp takes at a time.
+    /// Rows of K in a step of a warp.
     pub(super) fn step_k(&self) -> usize {
         self.chunks() * self.products().tile.chunk_rows()
     }
 
-    /// Values of the row that a lane has of a step.
+    /// Values of the input row that a lane holds in a step.
     pub(super) fn lane_values(&self) -> usize {
         self.step_k() / 32
     }
 
-    /// Tiles of words in a step, each one 16-byte load of every lane.
+    /// Tiles of words in a step. Every lane loads 16 bytes of each tile.
     pub(super) fn tiles(&self) -> usize {
         self.chunks() * self.word_rows()
     }
@@ -116,8 +119,8 @@ impl Config {
             }
     }
 
-    /// The format as `fragment.rs` knows it: sums are scaled, and of a dense weight of 4 bits
-    /// stored values are multiplied.
+    /// Returns the tile configuration for the functions of `fragment.rs`: the scales are applied to
+    /// the sums, and the stored values of a dense weight of 4 bits are multiplied directly.
     pub(super) fn products(&self) -> tile::Config {
         let product = if self.is_sparse() {
             Product::SparseMmaSync
@@ -146,21 +149,21 @@ impl Config {
         CubeDim::new_1d(self.cluster() as u32)
     }
 
-    /// Steps of a group: more than one only where a step has fewer rows.
+    /// Steps in a group; more than one only if a step has fewer rows than a group.
     pub(super) fn steps_in_group(&self) -> usize {
         self.group.rows(self.step_k()).div_ceil(self.step_k())
     }
 
-    /// Groups that a step lies in.
+    /// Groups in a step.
     pub(super) fn groups_in_step(&self) -> usize {
         self.step_k().div_ceil(self.group.rows(self.step_k()))
     }
 }
 
-/// Lengths of a problem as the kernel sees them.
+/// The lengths of a problem, as runtime arguments of the kernel.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Lengths {
-    /// Output features: with SwiGLU half of the weight's columns.
+    /// Output features; with SwiGLU, half of the weight's columns.
     pub n: u32,
     /// Input features, a multiple of 8.
     pub k: u32,
@@ -168,8 +171,8 @@ pub(super) struct Lengths {
     pub tiles_n: u32,
     /// Rows of tiles of the weight, rounded up to chunks.
     pub tiles_k: u32,
-    /// Groups of the weight with those of its padding.
+    /// Groups of the weight, including its padding.
     pub groups: u32,
-    /// Masks of the nibbles of a word.
+    /// Masks that select nibbles of a word.
     pub masks: NibbleMasks,
 }

@@ -1,11 +1,11 @@
-//! The activations, normalised before they are stored in shared memory if a norm comes first.
+//! Loads the activations and stores them in shared memory, normalised if a norm is fused.
 
 use super::config::{Config, Lengths};
 use crate::planes::plane_total;
 use crate::ptx::lane;
 use cubecl::prelude::*;
 
-/// A lane's values of a step, as they are in memory; zeros past K.
+/// The values that a lane loads for a step, not yet normalised; zeros beyond K.
 #[derive(CubeType)]
 pub(super) struct RawInput<F: Float, N: Size> {
     x: Vector<F, N>,
@@ -59,19 +59,20 @@ impl<F: Float, N: Size> RawInput<F, N> {
     }
 }
 
-/// The position of a lane's values of a step, in vectors of as many.
+/// Returns the position of a lane's values of a step, in units of one lane's vector.
 #[cube]
 fn place(step: u32) -> u32 {
     step * 32 + lane()
 }
 
-/// Stores a warp's step in its shared memory, and the sum with the residual stream in global
-/// memory; returns the root that the values were divided by, and the sum of their squares. Without
-/// a norm the values are stored as they are.
+/// Stores a warp's step in its part of shared memory, and the sum of input and residual stream in
+/// global memory. Returns the root by which the values were divided, and the sum of their squares.
+/// Without a norm the values are stored unchanged.
 ///
-/// The mean square of the row is known only when all of it was read. Until then a step is divided
-/// by the root of its own mean square, which brings it to the middle of f16's range whatever the
-/// row's is; its products are multiplied by that root in f32, and at the end divided by the row's.
+/// The mean square of the row is known only after the whole row was read. A step is therefore
+/// divided by the root of its own mean square, which brings the values to the middle of f16's range
+/// whatever the magnitude of the row. The products of the step are multiplied by that root in f32,
+/// and the final sums are divided by the root of the row.
 #[cube]
 pub(super) fn stage<F: Float, N: Size>(
     raw: &RawInput<F, N>,

@@ -11,14 +11,15 @@ use crate::tile::fragment::{column_scales, column_zeros, dequantize, stored, sto
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
-/// sum = x + residual; out = norm(sum) W + bias, or without a norm out = x W + bias, W in
-/// [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
-/// [`SparseLayout`](marlin_format::layout::SparseLayout), padded to chunks.
+/// Computes sum = x + residual and out = norm(sum) W + bias, or without a norm out = x W + bias. W
+/// is in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or in
+/// [`SparseLayout`](marlin_format::layout::SparseLayout) if it is 2:4, padded to chunks.
 ///
-/// A cluster has 64 columns, each of its blocks a part of K, and a block's warps take the steps of
-/// its part in turn. With SwiGLU a cluster has 64 gates and their ups, and as many blocks for each.
-/// The product is computed transposed, as that of many rows is: fragment A holds 16 columns of the
-/// weight, and all eight rows of fragment B are the one row.
+/// A cluster computes 64 columns. Each of its blocks has a part of K, and a block's warps take the
+/// steps of this part in turn. With SwiGLU a cluster computes 64 gates and their ups, with the same
+/// number of blocks for each. The product is computed transposed, as in the kernels for many rows:
+/// fragment A holds 16 columns of the weight, and all eight rows of fragment B hold the one input
+/// row.
 #[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
 pub(super) fn gemv<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -72,26 +73,27 @@ pub(super) fn gemv<F: Float, N: Size>(
             loads.load_group(&words, step, group, &lengths, config);
         }
     }
-    // Only the weight is there before the kernels before have ended.
+    // Until the preceding kernels have ended, only the weight may be read.
     wait(true);
     let mut raw = RawInput::<F, N>::new();
     raw.load(x, &residual, &norm, step, &lengths, config);
-    // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads: eight times the same row.
+    // Lane 8i + r gives the address of row r of matrix i of ldmatrix.x4; all eight rows are the
+    // same.
     let matrices = shared_address::<Vector<F, N>>(&staged)
         + UNIT_POS_X / 32 * comptime!(2 * config.step_k() as u32)
         + lane() / 8 * 16;
 
     let mut square = 0.0f32;
-    // Of an accumulator's elements the odd ones are the even ones once more: totals j and 4 + j are
-    // columns 16j + lane / 4 and the eighth from it.
+    // The odd elements of an accumulator repeat the even ones. Totals j and 4 + j are those of
+    // columns 16j + lane / 4 and 16j + lane / 4 + 8.
     let mut totals = Array::<f32>::new(8usize);
     #[unroll]
     for i in 0..8usize {
         totals[i] = 0.0;
     }
     let ones = stored_ones(false, comptime!(config.products()));
-    // A warp loads its next step as the registers of this one become free, so that the bytes in
-    // flight stay constant.
+    // A warp loads its next step while the registers of this step become free, so that the number
+    // of bytes in flight stays constant.
     while step < end {
         let next = step + comptime!(WARPS as u32);
         let more = next < end;
@@ -116,8 +118,8 @@ pub(super) fn gemv<F: Float, N: Size>(
             for j in 0..4usize {
                 products[j] = F4::new(0.0);
             }
-            // A part is 32 rows of K: the B fragments of two steps of 16 stored rows, or of one of
-            // a 2:4 weight.
+            // A part is 32 rows of K: the B fragments of two steps of 16 stored rows of a dense
+            // weight, or of one step of a 2:4 weight.
             let parts = comptime!(config.step_k() / 32 / config.groups_in_step());
             #[unroll]
             for part in 0..parts {
@@ -135,7 +137,7 @@ pub(super) fn gemv<F: Float, N: Size>(
                     );
                     if more {
                         loads.load_k16(&words, part, config);
-                        // A tile of metadata is that of two parts.
+                        // A tile of metadata covers two parts.
                         if comptime!(part % 2 == 1) {
                             loads.load_tile(&words, comptime!(config.tiles() + part / 2), config);
                         }

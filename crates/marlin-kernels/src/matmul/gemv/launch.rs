@@ -9,12 +9,13 @@ use crate::{KernelError, NormOperands, Operands, Prologue, QuantProblem, overlap
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// Launches the kernel with K split among `blocks` blocks, on operands that were checked but for
-/// those of the norm.
+/// Launches the kernel with K split among `blocks` blocks, on operands that were checked, except
+/// for those of the norm.
 ///
 /// # Errors
-/// Not one row, a norm without its operands, a single group, act-order, a K that is no multiple of
-/// 8, blocks that are no cluster, and buffers of the wrong length.
+/// Returns an error for other than one row, a norm without its operands, a single group, act-order,
+/// a K that is not a multiple of 8, a number of blocks that is not a valid cluster size, or buffers
+/// of the wrong length.
 pub(crate) fn launch(
     client: &Client,
     problem: &QuantProblem,
@@ -75,7 +76,8 @@ pub(crate) fn launch(
     ]
     .map(|length| length as u32);
     let [n, k, tiles_n, tiles_k, groups] = lengths;
-    // SAFETY: lengths were checked against what the kernel derives its addresses from.
+    // SAFETY: the buffers' lengths were checked against the lengths from which the kernel derives
+    // its addresses.
     unsafe {
         kernel::gemv::launch_unchecked(
             client,

@@ -1,12 +1,12 @@
-//! One row: `x W`, or with an addition to the residual stream and an RMSNorm before it `norm(x +
-//! residual) W`, in one launch.
+//! The kernel for one row of activations: `x W`, or `norm(x + residual) W` with the addition to the
+//! residual stream and the RMSNorm fused, in one launch.
 //!
 //! A decode step of one sequence is a chain of small launches, each of which costs three to five
-//! microseconds besides reading its bytes. A norm is almost only that overhead, so it is fused into
-//! the matmul of its output, and so is SwiGLU after gate and up. Microseconds of norm and product
-//! in a step on an H200, f16, groups of 128, for one row, which runs this routine, and for two,
-//! which run the norm's kernel and then the [tile kernels](crate::tile)
-//! (`benches/records/decode-*-h200.log`, before kernels overlapped):
+//! microseconds besides reading its bytes. A norm is almost entirely this overhead, so it is fused
+//! into the matmul of its output, and SwiGLU into the matmul of gate and up. The table gives
+//! microseconds of norm and product in a step on an H200, f16, groups of 128. One row runs this
+//! routine; two rows run the norm's kernel and then the [tile kernels](crate::tile)
+//! (`benches/records/decode-*-h200.log`, before programmatic dependent launch was used):
 //!
 //! | norm, and projection of | K x N | one row | two rows |
 //! |---|---|---:|---:|
@@ -20,34 +20,34 @@
 //! A 2:4 weight takes 9.5, 12.8, 12.4 and 49.1 us for the projections of 7B and of 70B
 //! (`benches/records/decode-24-h200.log`).
 //!
-//! Every cluster normalises the whole input, so more rows cost more. A version for several rows
-//! took 0.7 to 2.5 us less for two rows than a separate norm on 7B and 8B, but 2.7 us more on 70B's
-//! gate and up; for four rows it gained only on 8B's q, k and v. SiLU of the gates before an MLP's
-//! last matmul, fused in the same way, gained 0.1 to 0.4 us on 7B and 8B and lost 1.2 us on 70B. So
-//! neither is here.
+//! Every cluster normalises the whole input, so more rows cost more. For two rows, a version for
+//! several rows took 0.7 to 2.5 us less than a separate norm on 7B and 8B, but 2.7 us more on 70B's
+//! gate and up; for four rows it was faster only on 8B's q, k and v. SiLU of the gates before an
+//! MLP's last matmul, fused in the same way, gained 0.1 to 0.4 us on 7B and 8B and lost 1.2 us on
+//! 70B. Neither is implemented for these reasons.
 //!
 //! # How it works
 //!
 //! **Work.** A cluster of blocks has 64 columns of the weight, a tile of the layout, and its warps
 //! take the steps of 128 stored rows of K in turn (`kernel.rs`). K is split only within the
-//! cluster, so sums are added in its shared memory and never in global memory (`output.rs`): blocks
-//! store theirs in the first one with `st.async`, which counts the bytes at an `mbarrier` there; a
-//! barrier of the cluster would first wait for all writes of every thread. A launch has as many
-//! warps as can be resident on the card at once (`plan.rs`). With SwiGLU a cluster has 64 gates and
-//! the 64 ups that belong to them.
+//! cluster, so sums are added in its shared memory and never in global memory (`output.rs`). Blocks
+//! store their sums in the first block's shared memory with `st.async`, which counts the bytes at
+//! an `mbarrier` there; a cluster barrier would first wait for all writes of every thread. A launch
+//! has as many warps as can be resident on the card at once (`plan.rs`). With SwiGLU a cluster has
+//! 64 gates and the 64 ups that belong to them.
 //!
-//! **Weights** go from memory to registers, a lane's 16 bytes of a tile at a time, and the next
-//! load into a register is issued as soon as its value was multiplied (`weight.rs`). No other warp
-//! needs them, so staging in shared memory would gain nothing. In a recorded pass the first of them
-//! are loaded while the kernel before still runs ([`overlap`](crate::overlap)): of a weight of one
-//! step a warp, that is all of it.
+//! **Weights** are loaded from memory to registers, 16 bytes of a tile for each lane at a time, and
+//! the next load into a register is issued as soon as its value was multiplied (`weight.rs`). No
+//! other warp needs these values, so staging them in shared memory would gain nothing. In a
+//! recorded pass the weights of a warp's first step are loaded while the preceding kernel still
+//! runs ([`overlap`](crate::overlap)); if each warp has a single step, this is the whole weight.
 //!
 //! **Input.** Every cluster repeats the norm of the row, each warp for the part that it multiplies,
-//! while its weights are being loaded (`input.rs`): some kilobytes from the second-level cache. The
-//! division by the root mean square of the whole row is deferred to the end.
+//! while its weights are being loaded (`input.rs`). The row is some kilobytes from the second-level
+//! cache. The division by the root mean square of the whole row is deferred to the end.
 //!
-//! **Products** are those of `fragment.rs` for few rows: stored weights as f16 subnormals, one
-//! further product for the zero points, a group's sums scaled in f32.
+//! **Products** are computed as in `fragment.rs` for few rows: stored weights are f16 subnormals,
+//! one further product subtracts the zero points, and a group's sums are scaled in f32.
 
 mod config;
 mod input;

@@ -1,5 +1,5 @@
-//! From the warps' sums to the output: added along K in a block, then in the cluster, then
-//! normalised, biased and written.
+//! The reduction of the warps' sums to the output: sums are added along K within a block, then
+//! within the cluster; then they are normalised, the bias is added, and the result is written.
 
 use super::config::{COLUMNS, Config, Lengths, WARPS};
 use crate::ptx::{
@@ -10,12 +10,12 @@ use crate::tile::epilogue::swiglu;
 use crate::tile::fragment::stored_units;
 use cubecl::prelude::*;
 
-/// Floats of a part of K: a sum for each column, and the sum of the squares of the row.
+/// Floats of a partial sum along K: one for each column, and the sum of the squares of the row.
 pub(super) const PART: usize = COLUMNS + 1;
 
-/// Makes the `barrier` that tells, in the first block of a cluster, that the sums of all blocks are
-/// there: it counts the bytes that they store, or, in a block by itself, the threads that have
-/// stored one.
+/// Initialises the `barrier` in the first block of a cluster that completes when the sums of all
+/// blocks have arrived. It counts the bytes that the blocks store or, in a cluster of one block,
+/// the threads that have stored a sum.
 #[cube]
 pub(super) fn expect_sums(barrier: u32, #[comptime] config: Config) {
     if UNIT_POS_X == 0 {
@@ -30,12 +30,13 @@ pub(super) fn expect_sums(barrier: u32, #[comptime] config: Config) {
         }
         fence_mbarrier_init();
     }
-    // Threads that store wait until the first block has begun.
+    // Threads that store sums wait until the first block has started.
     cluster_arrive_relaxed();
 }
 
-/// Adds the sums of a block's warps, always in the same order, and leaves them in the cluster's
-/// first block: `sums` are `[rank, PART]` there, and `barrier` counts their bytes.
+/// Adds the sums of a block's warps, always in the same order, and stores the result in the shared
+/// memory of the cluster's first block: `sums` are `[rank, PART]` there, and `barrier` counts their
+/// bytes.
 #[cube]
 pub(super) fn leave_in_first_block(
     totals: &Array<f32>,
@@ -47,8 +48,8 @@ pub(super) fn leave_in_first_block(
     #[comptime] config: Config,
 ) {
     let (low_unit, high_unit) = comptime!(stored_units(&config.products()));
-    // All eight rows of the product are the one row, and so the four lanes of a column have the
-    // same.
+    // All eight rows of the product are the same row, so the four lanes of a column hold the same
+    // sums.
     let own = UNIT_POS_X / 32 * comptime!(PART as u32);
     if lane().is_multiple_of(4) {
         #[unroll]
@@ -62,7 +63,7 @@ pub(super) fn leave_in_first_block(
         parts[(own + comptime!(COLUMNS as u32)) as usize] = square;
     }
     sync_cube();
-    // The first block has begun, and made its barrier.
+    // Once this wait returns, the first block has started and initialised its barrier.
     cluster_wait();
     if UNIT_POS_X < comptime!(PART as u32) {
         let mut total = 0.0f32;
@@ -122,7 +123,7 @@ fn biased<F: Float>(total: f32, bias: &ComptimeOption<&[F]>, column: u32) -> f32
     total
 }
 
-/// Adds the sums of the blocks that split K, from those of the first on.
+/// Adds the sums of the blocks that split K, in the order of the blocks.
 #[cube]
 fn add_parts(sums: &Shared<[f32]>, place: u32, #[comptime] config: Config) -> f32 {
     let mut total = 0.0f32;

@@ -1,4 +1,4 @@
-//! The problems that this routine takes, and on how many blocks.
+//! Decides which problems this routine takes, and how many blocks split K.
 
 use super::config::{COLUMNS, Config, WARPS};
 use crate::device::{CLUSTER_CAPABILITY, ClustersAtOnce};
@@ -7,8 +7,7 @@ use crate::tile::cost::format;
 use crate::{ActivationDtype, Card, Prologue, QuantProblem};
 use marlin_format::{Bits, GroupSize, Sparsity, WeightLayout};
 
-/// Warps of a multiprocessor that load weights at the same time: the kernel's registers allow this
-/// many.
+/// Resident warps of a multiprocessor, limited by the kernel's registers.
 const RESIDENT_WARPS: usize = 16;
 /// The numbers of blocks among which K can be split.
 pub const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
@@ -17,12 +16,12 @@ pub const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
 /// row of f16 or bf16, a weight in more than one group, without act-order and with a K that is a
 /// multiple of 8, on a card with clusters.
 ///
-/// The most blocks that are resident on the card at once: then they use its memory's rate evenly,
-/// and end together. On an H200 that is the fastest cluster for the joined projections of Llama 2
-/// 7B, Llama 3 8B and Llama 2 70B.
+/// The result is the largest number with which all blocks are resident on the card at once, so that
+/// they share the memory bandwidth evenly and end together. On an H200 this is the fastest cluster
+/// size for the joined projections of Llama 2 7B, Llama 3 8B and Llama 2 70B.
 ///
-/// Without a norm it takes weights of which a warp has less than four steps; for others the [tile
-/// kernels](crate::tile) are the faster.
+/// Without a norm it takes only weights of which a warp has fewer than four steps; for other
+/// weights the [tile kernels](crate::tile) are faster.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let QuantProblem {
         m,
@@ -58,14 +57,15 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     (takes && is_short).then_some(blocks)
 }
 
-/// Steps of a warp from which on a weight without a norm before it is left to the tile kernels. A
-/// decode step of Llama 2 7B on an H200 takes 1.45 ms with o and down here (1 and 2.7 steps), 1.53
-/// in tiles; one of Llama 2 70B (4 and 14 steps) 10.81, and in tiles before kernels overlapped
-/// 10.68.
+/// The number of steps of a warp from which on a problem without a norm is left to the tile
+/// kernels. A decode step of Llama 2 7B on an H200 takes 1.45 ms with o and down in this kernel (1
+/// and 2.7 steps), and 1.53 ms with both in the tile kernels. A decode step of Llama 2 70B (4 and
+/// 14 steps) takes 10.81 ms in this kernel, and 10.68 ms in the tile kernels before programmatic
+/// dependent launch was used.
 const MOST_STEPS: usize = 4;
 
-/// The fewest blocks among which K is split. Without a norm two: of one ptxas (13.5) spills a few
-/// registers, and one is for weights of few steps alone.
+/// The minimum number of blocks that split K. Without a norm it is two: for one block ptxas (13.5)
+/// spills a few registers, and one block is only of use for weights of few steps.
 fn least_blocks(problem: &QuantProblem) -> usize {
     if problem.prologue == Prologue::AddRmsNorm {
         1
@@ -74,16 +74,17 @@ fn least_blocks(problem: &QuantProblem) -> usize {
     }
 }
 
-/// Returns true if a cluster can have the blocks for K to be split among so many.
+/// Returns true if a cluster can hold the blocks that are needed to split K among `blocks` of them.
 pub(super) fn fits_cluster(problem: &QuantProblem, blocks: usize) -> bool {
     (least_blocks(problem)..=ClustersAtOnce::MOST_BLOCKS / problem.epilogue.columns())
         .contains(&blocks)
 }
 
-/// Returns true for more than one group, but for formats of which ptxas (13.5) spills a few
-/// registers: a 2:4 weight with zero points in groups of 32, and in bf16 a dense one in groups of
-/// 32, with zero points of 4 bits after a norm and without them of 8 bits without, and one of 4
-/// bits in groups of 64 without.
+/// Returns true if this routine supports a format: more than one group, and no register spills.
+/// ptxas (13.5) spills a few registers for a 2:4 weight with zero points in groups of 32, and in
+/// bf16 for three formats of a dense weight: 4 bits with zero points in groups of 32, with a norm;
+/// 8 bits without zero points in groups of 32, without a norm; and 4 bits without zero points in
+/// groups of 64, without a norm.
 pub fn takes_format(config: &Config) -> bool {
     let Config {
         group,

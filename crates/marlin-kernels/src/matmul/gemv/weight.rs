@@ -1,4 +1,4 @@
-//! A warp's words, scales and zero points, from memory to fragments.
+//! Loads a warp's words, scales and zero points from memory into registers.
 
 use super::config::{Config, Lengths};
 use crate::ptx::{U4, global_address, lane, ld_global_once_4, ld_global_once_8, ld_global_once_16};
@@ -7,8 +7,8 @@ use crate::tile::fragment::Group;
 use cubecl::prelude::*;
 use marlin_format::Bits;
 
-/// The position of a weight, and in it of a lane's part of 64 columns: as 32-bit offsets, so that
-/// the addresses, which all threads share, take none of their registers.
+/// The addresses of a weight's tensors, and the position of a lane's part of 64 columns as 32-bit
+/// offsets. The addresses are the same for all threads and so take none of their registers.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Words {
     words: u64,
@@ -17,10 +17,11 @@ pub(super) struct Words {
     zeros: u64,
     /// Bytes of a row of tiles.
     row: u64,
-    /// Bytes before the lane's words of the first row.
+    /// Byte offset of the lane's words in the first row of tiles.
     place: u32,
-    /// Runs of eight columns before the lane's: the lanes of a column in eight have its eight
-    /// scales and its eight zero points.
+    /// Number of runs of eight stored scales before the lane's run. The four lanes with the same
+    /// `lane / 4` hold the scales and zero points of the eight columns that are `lane / 4` modulo
+    /// 8.
     eights: u32,
 }
 
@@ -54,20 +55,20 @@ impl Words {
     }
 }
 
-/// A lane's words of a step, after them its metadata where the weight is 2:4, with the scales and
-/// zero points to dequantise them.
+/// A lane's words of a step, followed by its metadata if the weight is 2:4, with the scales and
+/// zero points that dequantise them.
 #[derive(CubeType)]
 pub(super) struct WeightLoads {
     tiles: Array<U4>,
     scales: Array<U4>,
     zeros: Array<u32>,
-    /// Of 8 bits the last four of the eight zero points.
+    /// The last four of the eight zero points; used with 8 bits only.
     more_zeros: Array<u32>,
-    /// The words of the first and of the second chunk of the step to load.
+    /// Addresses of the words of the first and second chunk of the step to load.
     first: u64,
     second: u64,
-    /// The chunks to load. Of a 2:4 weight addresses are computed where they are loaded from: kept,
-    /// they would take registers that are not there.
+    /// The chunks to load of a 2:4 weight. Its addresses are computed at each load, because there
+    /// are too few registers to keep them.
     chunk: u32,
     second_chunk: u32,
 }
@@ -89,8 +90,8 @@ impl WeightLoads {
         }
     }
 
-    /// Sets the step to load. If K ends in its middle, the first half is loaded twice: the second
-    /// time it is multiplied by zeros.
+    /// Sets the step to load. If K ends in the middle of the step, its first half is loaded twice,
+    /// and the second copy is multiplied by zeros.
     pub fn aim(&mut self, words: &Words, step: u32, lengths: &Lengths, #[comptime] config: Config) {
         if comptime!(config.is_sparse()) {
             self.chunk = step * comptime!(config.chunks() as u32);
@@ -112,7 +113,8 @@ impl WeightLoads {
         }
     }
 
-    /// Issues the load of tile `i` of the step: the words' first, then the metadata's.
+    /// Issues the load of tile `i` of the step; the tiles of words come first, then those of
+    /// metadata.
     pub fn load_tile(&mut self, words: &Words, #[comptime] i: usize, #[comptime] config: Config) {
         if comptime!(config.is_sparse()) {
             let is_words = comptime!(i < config.tiles());
@@ -146,7 +148,7 @@ impl WeightLoads {
         }
     }
 
-    /// Issues the loads of the words of 16 stored rows: those of index `i` in the step.
+    /// Issues the loads of the words of 16 stored rows, the `i`-th such run of the step.
     pub fn load_k16(&mut self, words: &Words, #[comptime] i: usize, #[comptime] config: Config) {
         let tiles = comptime!(config.products().tiles_in_step());
         #[unroll]
@@ -155,7 +157,8 @@ impl WeightLoads {
         }
     }
 
-    /// Issues the load of group `i` of a step; past K, of the last one again.
+    /// Issues the load of the scales and zero points of group `i` of a step; beyond K, those of the
+    /// last group again.
     pub fn load_group(
         &mut self,
         words: &Words,
@@ -188,8 +191,8 @@ impl WeightLoads {
         self.tiles[i].extract(j)
     }
 
-    /// Returns a lane's words of sub-tile `j` in step `i` of 16 stored rows, as
-    /// [`dequantize`](crate::tile::fragment::dequantize) takes them.
+    /// Returns a lane's words of sub-tile `j` in the `i`-th run of 16 stored rows, in the form that
+    /// [`dequantize`](crate::tile::fragment::dequantize) takes.
     pub fn sub_tile(
         &self,
         #[comptime] i: usize,

@@ -1,9 +1,9 @@
-//! The head's product: few rows of activations with a float weight [N, K] whose columns are
-//! contiguous, which is how checkpoints hold it.
+//! The product of a language model's head: few rows of activations times a float weight [N, K]
+//! whose columns are contiguous, as in checkpoints.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `tensor_cores` | two rows and more of f16 or bf16, on NVIDIA cards from compute capability 8.0 on |
+//! | `tensor_cores` | two or more rows of f16 or bf16, on NVIDIA cards from compute capability 8.0 on |
 //! | `planes` | a few rows of any dtype, on every CubeCL runtime |
 
 mod planes;
@@ -21,25 +21,26 @@ use crate::{ActivationDtype, FloatProblem, Kernel, KernelError, Target, overlap}
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// Most rows on tensor cores. Measured on an H200, 4096 features, 32,000 columns: 71 us for up to 8
-/// rows, 78 for 16, at most 118 for 32, 121 for 64; Burn's matmul takes 131 for 16 and 177 for 64.
-/// The weight's bytes take 60.
+/// Maximum number of rows on tensor cores. Measured on an H200, 4096 features, 32,000 columns: 71
+/// us for up to 8 rows, 78 for 16, at most 118 for 32, 121 for 64; Burn's matmul takes 131 for 16
+/// and 177 for 64. Reading the weight's bytes takes 60.
 const MAX_ROWS: usize = 64;
-/// Most rows without: 64 us for one row, 75 for two, 104 for four, 263 for eight.
+/// Maximum number of rows without tensor cores: 64 us for one row, 75 for two, 104 for four, 263
+/// for eight.
 const MAX_PLANE_ROWS: usize = 4;
-/// Fewest rows for which tensor cores take less time.
+/// Minimum number of rows for which the tensor cores are faster.
 const MIN_TENSOR_CORE_ROWS: usize = 2;
 
 /// A kernel of the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HeadKernel {
-    /// `mma.sync`, a block for 16 columns.
+    /// `mma.sync` on tensor cores, a block for 16 columns.
     TensorCores,
     /// A plane for each column.
     Planes,
 }
 
-/// The kernel that takes a problem; `None` if it has too many rows.
+/// Returns the kernel for a problem; `None` if the problem has too many rows.
 pub fn plan(problem: &FloatProblem, target: &Target) -> Option<HeadKernel> {
     let is_card = target
         .card
@@ -54,21 +55,22 @@ pub fn plan(problem: &FloatProblem, target: &Target) -> Option<HeadKernel> {
     }
 }
 
-/// Operands of the head, contiguous, from addresses that are multiples of 16.
+/// Operands of the head. All are contiguous, at addresses that are multiples of 16.
 pub struct HeadOperands {
-    /// [M, K].
+    /// The activations [M, K].
     pub x: BufferArg,
-    /// [N, K].
+    /// The weight [N, K].
     pub weight: BufferArg,
-    /// [M, N]; written whole.
+    /// The output [M, N]; every element is written.
     pub out: BufferArg,
 }
 
-/// Launches a kernel of the head: `x` times the transposed weight, in f32 and rounded once.
+/// Launches a kernel of the head: `x` times the transposed weight, accumulated in f32 and rounded
+/// once.
 ///
 /// # Errors
-/// A buffer of the wrong length, a kernel that does not take the problem, or a dtype that the
-/// device lacks.
+/// Returns an error for a buffer of the wrong length, a kernel that does not support the problem,
+/// or a dtype that the device does not support.
 pub fn launch(
     client: &Client,
     problem: &FloatProblem,
@@ -105,8 +107,8 @@ pub fn launch(
             let count = CubeCount::Static(n.div_ceil(config.columns()) as u32, 1, 1);
             let dim = CubeDim::new_1d(32 * tensor_cores::WARPS as u32);
             let address = AddressType::from_len(n * k / 8);
-            // SAFETY: the lengths of all buffers were checked; columns and rows past the last are
-            // read as the last, and not written.
+            // SAFETY: the lengths of all buffers were checked; columns and rows beyond the last are
+            // read as the last one, and not written.
             unsafe {
                 tensor_cores::head::launch_unchecked(
                     client,

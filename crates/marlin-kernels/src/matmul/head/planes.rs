@@ -1,5 +1,5 @@
-//! One plane a column, so that a column is read once for all rows, 16 bytes a unit at a time. Any
-//! dtype, on any runtime.
+//! The head with one plane for each column: a column is read once for all rows, 16 bytes per unit
+//! at a time. Any dtype, on any runtime.
 
 use crate::overlap::start_next_and_wait;
 use crate::planes::{Planes, plane_total};
@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 /// Planes of a cube.
 pub(super) const PLANES: usize = 8;
-/// Loads of a unit that are in flight at a time.
+/// Number of loads that a unit has in flight.
 const LOADS: usize = 8;
 
 #[cube(launch)]

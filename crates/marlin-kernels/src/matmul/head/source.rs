@@ -6,11 +6,11 @@ use crate::overlap;
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
-/// The CUDA text of the product of `rows` rows of f16 or bf16 with a weight of `features` input
-/// features, a multiple of 32.
+/// Returns the CUDA text of the product of `rows` rows of f16 or bf16 with a weight of `features`
+/// input features, a multiple of 32.
 ///
 /// # Errors
-/// CubeCL refuses the kernel.
+/// Returns CubeCL's error if it refuses the kernel.
 pub fn source(
     rows: usize,
     features: usize,

@@ -1,9 +1,9 @@
-//! On tensor cores: a block has some groups of 16 columns and all rows, and its warps take turns
-//! along K. Weights are the fragment A of `mma.m16n8k16`, activations its fragment B.
+//! The head on tensor cores. A block computes some groups of 16 columns for all rows, and its warps
+//! take turns along K. Weights are fragment A of `mma.m16n8k16`, activations are fragment B.
 //!
-//! The sum over K may go in any order as long as both fragments use the same one, so a lane loads
-//! contiguous values: 16 bytes, eight features of one column or row, are its part of two products.
-//! With `groupID = lane / 4` and `t = lane % 4`:
+//! The sum over K may be taken in any order as long as both fragments use the same order, so a lane
+//! loads contiguous values: 16 bytes, eight features of one column or row, are its part of two
+//! products. With `groupID = lane / 4` and `t = lane % 4`:
 //!
 //! | features of a step | product | in A, columns `groupID` and `groupID + 8` | in B, row `groupID` |
 //! |---|---|---|---|
@@ -22,14 +22,15 @@ use crate::overlap::start_next_and_wait;
 use crate::ptx::{F4, U4, global_address, lane, ld_global_once_16, mma_m16n8k16};
 use cubecl::prelude::*;
 
-/// Features of two products.
+/// Features in a step, which is two products.
 pub(super) const STEP: usize = 32;
 /// Columns of a group.
 const COLUMNS: usize = 16;
-/// Most tiles of rows of which a block has one group of columns.
+/// Maximum number of row tiles with which a block has a single group of columns.
 const FEW_TILES: usize = 4;
-/// Groups of columns of more: each block reads all activations from the second-level cache. 64 rows
-/// on an H200, 4096 features, 32,000 columns: 176 us in one group, 147 in two, 121 in four.
+/// Groups of columns of a block with more row tiles than [`FEW_TILES`]: each block reads all
+/// activations from the second-level cache. 64 rows on an H200, 4096 features, 32,000 columns: 176
+/// us in one group, 147 in two, 121 in four.
 const MANY_ROWS_GROUPS: usize = 4;
 /// Warps of a block.
 pub(super) const WARPS: usize = 4;
@@ -48,7 +49,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// For `rows` rows in f16 or bf16.
+    /// Creates the configuration for `rows` rows in f16 or bf16.
     pub fn new(rows: usize, features: usize, dtype: ActivationDtype) -> Self {
         let tiles = rows.div_ceil(8);
         let groups = if tiles <= FEW_TILES {
@@ -70,7 +71,8 @@ impl Config {
     }
 }
 
-/// Buffers as in [`HeadArgs`](super::HeadArgs), those that are read as the words of eight values.
+/// Computes the head. The buffers are those of [`HeadArgs`](super::HeadArgs); `x` and `weight` are
+/// read as vectors of four words, eight values.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn head<F: Float>(
     x: &[U4],
@@ -88,7 +90,7 @@ pub(super) fn head<F: Float>(
     let lane = lane() as usize;
     let (group_id, t) = (lane / 4, lane % 4);
     let first = CUBE_POS * comptime!(config.columns());
-    // Columns and rows past the last load the last one again; the result is not used.
+    // Columns and rows beyond the last load the last one again; their results are not used.
     let mut column_starts = Array::<usize>::new(comptime!(2 * config.groups));
     #[unroll]
     for half in 0..comptime!(2 * config.groups) {
@@ -142,8 +144,8 @@ pub(super) fn head<F: Float>(
         place += comptime!(4 * WARPS);
     }
 
-    // Of a group [tile, register, warp, lane]; a lane's registers are rows 2t and 2t + 1 of its
-    // first column, then of its second.
+    // The sums of a group, [tile, register, warp, lane]. A lane's registers are rows 2t and 2t + 1
+    // of its first column, then of its second column.
     let mut parts = Shared::<[f32]>::new_slice(comptime!(config.tiles * 4 * WARPS * 32));
     #[unroll]
     for group in 0..config.groups {
@@ -159,7 +161,7 @@ pub(super) fn head<F: Float>(
             }
         }
         sync_cube();
-        // The block's threads have a row and a column each, columns first.
+        // Each thread of the block takes a row and a column; columns vary fastest.
         let mut output = UNIT_POS as usize;
         while output < comptime!(8 * COLUMNS * config.tiles) {
             let (row, column) = (output / COLUMNS, output % COLUMNS);
@@ -180,14 +182,14 @@ pub(super) fn head<F: Float>(
     }
 }
 
-/// Loads the 16 bytes of a vector of the weight, bypassing the first-level cache, so that the
-/// activations stay there.
+/// Loads the 16 bytes of a vector of the weight, bypassing the first-level cache so that the
+/// activations stay in it.
 #[cube]
 fn load_once(weight: &[U4], place: usize) -> U4 {
     ld_global_once_16(global_address(weight) + 16u64 * u64::cast_from(place))
 }
 
-/// The fragment A of words `word` and `word + 1` of two columns.
+/// Builds fragment A from words `word` and `word + 1` of two columns.
 #[cube]
 fn fragment(upper: U4, lower: U4, #[comptime] word: usize) -> U4 {
     let mut a = U4::new(0u32);

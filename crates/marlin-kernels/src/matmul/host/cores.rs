@@ -1,15 +1,15 @@
-//! The core that a thread runs on, if the system reports it.
+//! Queries the core that a thread runs on, and moves a thread off a core.
 
 #[cfg(target_os = "linux")]
 use rustix::thread::{sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// The calling thread's core.
+/// Returns the calling thread's core; `None` if the system does not report it.
 #[cfg(target_os = "linux")]
 pub fn current() -> Option<usize> {
     Some(sched_getcpu())
 }
 
-/// Moves the calling thread to another core, of those that it may run on.
+/// Moves the calling thread from core `core` to another core of its affinity mask.
 #[cfg(target_os = "linux")]
 pub fn leave(core: usize) {
     let Ok(allowed) = sched_getaffinity(None) else {
@@ -18,7 +18,8 @@ pub fn leave(core: usize) {
     let mut others = allowed;
     others.unset(core);
     if others.count() > 0 && sched_setaffinity(None, &others).is_ok() {
-        // It has moved, and may go anywhere again. Where this fails, it keeps to the others.
+        // The thread has moved, so the old mask is restored. If this fails, the thread stays off
+        // the core.
         _ = sched_setaffinity(None, &allowed);
     }
 }

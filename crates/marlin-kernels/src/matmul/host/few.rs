@@ -1,10 +1,10 @@
-//! Up to eight rows of activations: the weight streams from memory through registers, and is
-//! unpacked there.
+//! The product of up to eight rows of activations. The weight is streamed from memory through
+//! registers, and unpacked there.
 //!
-//! Of a word, value `i` is masked in place, `q 2^(bits i)`, and converted to float; its activation
-//! carries the factor `2^(-bits i)`. So a value costs a mask, a conversion and a multiply-add for a
-//! vector of columns, and no shift. Zero points are taken away a chunk of K at a time: `sum x (q -
-//! zero) = sum x q - zero sum x`.
+//! Value `i` of a word is masked in place, which gives `q 2^(bits i)`, and converted to float; its
+//! activation carries the factor `2^(-bits i)`. A value therefore costs a mask, a conversion and a
+//! multiply-add for a vector of columns, and no shift. Zero points are subtracted once per chunk of
+//! K: `sum x (q - zero) = sum x q - zero sum x`.
 
 use super::float::add_product;
 use super::simd::{Kernel, LANES, Simd, dispatch};
@@ -12,26 +12,26 @@ use super::threads::{Columns, for_each, strip};
 use super::weight::Reader;
 use std::ops::Range;
 
-/// Most rows.
+/// Maximum number of rows.
 pub const MAX_ROWS: usize = 8;
-/// Most columns of a task.
+/// Maximum number of columns of a task.
 const STRIP: usize = 256;
-/// Rows of K by which words are prefetched, if chunks are shorter: a strip's rows lie apart in
-/// memory, which hinders the processor's own prefetching.
+/// Minimum prefetch distance, in rows of K; longer chunks prefetch one chunk ahead. A strip's rows
+/// lie apart in memory, which defeats the processor's own prefetching.
 const AHEAD: usize = 128;
 
 /// Activations in the order of the stored rows, prepared for words of `per_word` values.
 pub struct Activations {
-    /// [rows, words * per_word], with the factors; zeros past K.
+    /// The activations times their factors, [rows, words * per_word]; zeros beyond K.
     scaled: Vec<f32>,
-    /// [rows, chunks].
+    /// The sums of the activations of each chunk, [rows, chunks].
     sums: Vec<f32>,
     words: usize,
     chunks: usize,
 }
 
 impl Activations {
-    /// Of `x` [rows, k].
+    /// Prepares the activations `x` [rows, k].
     pub fn new(
         x: &[f32],
         k: usize,
@@ -42,7 +42,7 @@ impl Activations {
         let (words, chunks) = (k.div_ceil(per_word), k.div_ceil(chunk));
         let rows = x.len() / k.max(1);
         let bits = 32 / per_word;
-        // The topmost value is shifted down: as it lies a signed conversion would take it for
+        // The topmost value is shifted down: in place, a signed conversion would read it as
         // negative.
         let factors: Vec<f32> = (0..per_word)
             .map(|i| {
@@ -125,8 +125,8 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        // Half the registers, or eight: with fewer sums additions would wait for each other, with
-        // more rows nothing is gained.
+        // Half the registers, or eight: with fewer sums, additions would wait for each other; more
+        // rows bring no gain.
         let most_sums = (S::REGISTERS / 2).min(MAX_ROWS);
         let most_vectors = (most_sums / self.rows.next_power_of_two()).clamp(1, most_sums / 2);
         for chunk in 0..self.x.chunks {
@@ -134,7 +134,8 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
             while column < self.columns.end {
                 let vectors = most_vectors.min((self.columns.end - column).div_ceil(LANES));
                 let vectors = if vectors == 3 { 2 } else { vectors };
-                // Where rows do not fit, the words come again from the first-level cache.
+                // If the rows do not fit at once, the words are read again from the first-level
+                // cache.
                 for row in (0..self.rows).step_by(most_sums) {
                     match most_sums.min(self.rows - row) {
                         1 => self.rows::<S, 1>(simd, chunk, column, row, vectors),
@@ -170,8 +171,8 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
         }
     }
 
-    /// Adds a chunk's products of `ROWS` rows from `row` on with `C` vectors of columns from
-    /// `column` on.
+    /// Adds to the output the products of one chunk for `ROWS` rows from `row` on and `C` vectors
+    /// of columns from `column` on.
     #[inline(always)]
     fn block<S: Simd, const ROWS: usize, const C: usize>(
         &self,
@@ -191,8 +192,8 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
         });
         let mut products = [[simd.splat(0.0); C]; ROWS];
         for word_row in 0..end - start {
-            // No closures around vectors: they would be functions that are compiled without these
-            // instructions.
+            // Closures must not handle vectors: they would be separate functions, compiled without
+            // these instructions.
             let mut words = [simd.splat_word(0); C];
             for (c, words) in words.iter_mut().enumerate() {
                 reader.prefetch(simd, start + word_row + ahead, column + LANES * c);
@@ -234,7 +235,7 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
     }
 }
 
-/// Value `i` of words, times `2^(bits i)`, the topmost as it is.
+/// Extracts value `i` of words, times `2^(bits i)`; the topmost value without this factor.
 #[inline(always)]
 fn value<S: Simd, const PER_WORD: usize>(simd: S, words: S::U32, i: usize) -> S::U32 {
     let bits = 32 / PER_WORD;

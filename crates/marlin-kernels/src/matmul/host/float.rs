@@ -5,13 +5,13 @@ use half::{bf16, f16};
 
 /// A dtype of activations, caches and float weights.
 pub trait HostFloat: Copy + Default + Send + Sync {
-    /// The value.
+    /// Converts the value to f32.
     fn to_f32(self) -> f32;
-    /// Rounds to the dtype.
+    /// Rounds an f32 to the dtype.
     fn from_f32(value: f32) -> Self;
     #[doc(hidden)]
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::F32;
-    /// Rounds to the dtype.
+    /// Rounds an f32 to the dtype.
     #[doc(hidden)]
     fn store<S: Simd>(simd: S, vector: S::F32, to: &mut [Self; LANES]);
 }
@@ -84,7 +84,7 @@ impl HostFloat for bf16 {
     }
 }
 
-/// Adds `a * b` to the elements of `to`: one for each lane, or fewer.
+/// Adds `a * b` to the elements of `to`; `to` may have fewer elements than the vectors have lanes.
 #[inline(always)]
 pub(super) fn add_product<S: Simd>(simd: S, a: S::F32, b: S::F32, to: &mut [f32]) {
     match to.first_chunk_mut() {

@@ -1,14 +1,14 @@
-//! Few rows with a float table [columns, features], which is read once for all of them.
+//! The product of few rows with a float table [columns, features], which is read once for all rows.
 
 use super::HostFloat;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::{Columns, for_each};
 
-/// Rows of activations up to which [`head`] reads the weight once for all of them.
+/// Maximum number of rows of [`head`], which reads the weight once for all of them.
 pub const MAX_HEAD_ROWS: usize = 8;
 
-/// Rows `x` [rows, features] times the transpose of `table` [columns, features]: [rows, columns].
-/// At most [`MAX_HEAD_ROWS`] rows.
+/// Multiplies `x` [rows, features] with the transpose of `table` [columns, features]; returns
+/// [rows, columns]. `x` has at most [`MAX_HEAD_ROWS`] rows.
 ///
 /// # Panics
 /// Panics if there are more rows.
@@ -36,7 +36,7 @@ pub fn head<T: HostFloat>(x: &[T], table: &[T], features: usize) -> Vec<T> {
     out
 }
 
-/// The columns of a head from `first` on.
+/// The task that computes the columns of a head from `first` on.
 struct Dots<'a, T> {
     x: &'a [f32],
     table: &'a [T],
@@ -60,7 +60,8 @@ impl<T: HostFloat> Kernel for Dots<'_, T> {
     }
 }
 
-/// The sum of products. Four sums, so that additions do not wait for each other.
+/// Returns the dot product of two slices. It uses four partial sums, so that additions do not wait
+/// for each other.
 #[inline(always)]
 pub fn dot<S: Simd, T: HostFloat>(simd: S, x: &[f32], weights: &[T]) -> f32 {
     const SUMS: usize = 4;

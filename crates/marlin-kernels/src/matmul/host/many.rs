@@ -1,5 +1,5 @@
-//! Many rows of activations: a panel of the weight is unpacked into the first-level cache, and
-//! multiplied from there with all rows.
+//! The product of many rows of activations. A panel of the weight is unpacked into the first-level
+//! cache, and multiplied from there with all rows.
 
 use super::float::add_product;
 use super::simd::{Kernel, LANES, Simd, dispatch};
@@ -8,30 +8,31 @@ use super::unpack::unpack;
 use super::weight::Reader;
 use std::ops::Range;
 
-/// Rows of K in a panel, a multiple of every chunk's: 16 KiB, half a first-level cache.
+/// Rows of K in a panel, a multiple of every chunk length: 16 KiB, half a first-level cache.
 const DEPTH: usize = 256;
-/// Most rows of activations whose sums are in registers: with twelve, every instruction but one in
-/// thirteen is a multiply-add.
+/// Maximum number of rows of activations whose sums are kept in registers. With twelve rows, twelve
+/// of thirteen instructions are multiply-adds.
 const BLOCK: usize = 12;
-/// Most columns of a task.
+/// Maximum number of columns of a task.
 const STRIP: usize = 256;
 
-/// Activations in the order of the stored rows, block by block of rows, as the innermost loop reads
+/// Activations in the order of the stored rows, in blocks of rows, as the innermost loop reads
 /// them.
 pub struct Activations {
-    /// For each block [k, rows of the block].
+    /// The blocks one after the other, each [k, rows of the block].
     packed: Vec<f32>,
     rows: usize,
     k: usize,
-    /// Rows of every block but the last.
+    /// Rows of every block except the last.
     block: usize,
 }
 
 impl Activations {
-    /// Of `x` [rows, k].
+    /// Packs the activations `x` [rows, k].
     pub fn new(x: &[f32], k: usize, permutation: Option<&[u32]>) -> Self {
         let rows = x.len() / k.max(1);
-        // Blocks of about the same size: one of few rows does as many loads as one of many.
+        // Blocks are of about the same size, because a block of few rows needs as many loads as a
+        // block of many.
         let block = rows
             .div_ceil(rows.div_ceil(dispatch(BlockRows)).max(1))
             .max(1);
@@ -84,8 +85,8 @@ pub fn multiply(reader: &Reader<'_>, per_word: usize, x: &Activations, out: &mut
     });
 }
 
-/// Rows of activations whose sums are in registers, beside a vector of the weight and one of
-/// activations.
+/// Computes the number of rows of activations whose sums fit in registers, besides a vector of the
+/// weight and one of activations.
 struct BlockRows;
 
 impl Kernel for BlockRows {
@@ -111,7 +112,8 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
     fn run<S: Simd>(self, simd: S) {
         let x = self.x;
         let mut panel = [[0.0f32; LANES]; DEPTH];
-        // Rows of K outside: the block's part of all activations stays in the second-level cache.
+        // The loop over K is outside, so that the panel's part of all activations stays in the
+        // second-level cache.
         for start in (0..x.k).step_by(DEPTH) {
             let depth = DEPTH.min(x.k - start);
             for column in self.columns.clone().step_by(LANES) {
@@ -141,8 +143,8 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
 }
 
 impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
-    /// Unpacks rows of K, the first of which begins a chunk, of the columns from `column` on:
-    /// garbage past K and N.
+    /// Unpacks rows of K of the columns from `column` on; the first row must begin a chunk. Values
+    /// beyond K and N are unspecified.
     #[inline(always)]
     fn unpack<S: Simd>(
         &self,

@@ -1,18 +1,18 @@
-//! W4A16 and W8A16 on the CPU, straight from the packed weight: for Burn's Flex backend, which runs
-//! no CubeCL.
+//! W4A16 and W8A16 on the CPU, directly from the packed weight, for Burn's Flex backend, which does
+//! not use CubeCL.
 //!
-//! Supported and refused: as [`crate::matmul::portable`]. Activations come as f32, whatever the
-//! tensors hold, and stay f32; scales are read as they are stored.
+//! Supports and refuses the same problems as [`crate::matmul::portable`]. Activations are passed
+//! and computed in f32, whatever the dtype of the tensors; scales are read in their stored dtype.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `few` | up to eight rows: the weight streams through registers |
-//! | `many` | more: panels of it are unpacked into the first-level cache |
-//! | `unpack` | the float weight |
+//! | `few` | up to eight rows: the weight is streamed through registers |
+//! | `many` | more rows: panels of the weight are unpacked into the first-level cache |
+//! | `unpack` | the dequantised weight |
 //! | [`head`] | few rows with a float table |
-//! | [`simd`] | the vector instructions of these loops, and plain Rust in their place |
-//! | [`threads`] | columns over all cores |
-//! | `pool`, `cores` | the threads, and where they run |
+//! | [`simd`] | the vector instructions of these loops, and a version in plain Rust |
+//! | [`threads`] | the distribution of columns over all cores |
+//! | `pool`, `cores` | the threads, and the cores that they run on |
 
 mod cores;
 mod few;
@@ -41,7 +41,7 @@ pub use weight::{Floats, FloatsMut, HostWeight};
 /// Multiplies activations [M, K] with a packed weight and adds a bias `[N]`; returns [M, N].
 ///
 /// # Errors
-/// A buffer of the wrong length, or an operand that does not fit the format.
+/// Returns an error for a buffer of the wrong length, or an operand that does not fit the format.
 pub fn matmul(
     problem: &QuantProblem,
     x: &[f32],
@@ -75,11 +75,11 @@ pub fn matmul(
 
 /// Writes the float weight [K, N] to `out`, in natural row order. `m` of the problem is not used.
 ///
-/// Like [`matmul`] it is no generic function, whose loops the calling crate would compile, at its
-/// own level of optimisation.
+/// Like [`matmul`], it is not a generic function: the loops of a generic function would be compiled
+/// in the calling crate, at that crate's optimisation level.
 ///
 /// # Errors
-/// As [`matmul`].
+/// The same as [`matmul`].
 pub fn dequantize(
     problem: &QuantProblem,
     weight: HostWeight<'_>,

@@ -1,9 +1,10 @@
-//! Threads that share the iterations of a loop, ready within a microsecond of the loop before.
+//! A pool of threads that share the iterations of a loop, and are ready for the next loop within a
+//! microsecond.
 //!
-//! A matmul of one row takes tens of microseconds. A sleeping thread takes as long to wake, and
-//! rayon's scopes wait for a thread that they have woken even where nothing is left for it (on two
-//! cores of an AMD EPYC a loop of rayon cost 40 us). So threads wait for the next loop awake, for a
-//! short while, and a loop waits only for those that have begun an iteration.
+//! A matmul of one row takes tens of microseconds. A sleeping thread takes as long to wake, and a
+//! rayon scope waits for the threads that it has woken even if no work is left for them (on two
+//! cores of an AMD EPYC a rayon loop cost 40 us). Threads of this pool therefore stay awake for a
+//! short time to wait for the next loop, and a loop waits only for threads that have entered it.
 
 use super::cores;
 use std::any::Any;
@@ -15,17 +16,17 @@ use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// The time for which a thread stays awake for the next loop: longer than a model computes between
-/// two matmuls of one row.
+/// The time for which a thread stays awake to wait for the next loop: longer than the time between
+/// two matmuls of one row in a model.
 const AWAKE: Duration = Duration::from_micros(200);
-/// Checks for a loop between two looks at the clock.
+/// Number of checks for a new loop between two reads of the clock.
 const CHECKS: usize = 64;
 
-/// Runs `task` for `0..tasks` on at most `threads` threads, the calling one among them. Where
-/// another thread runs a loop, the calling one runs all of this.
+/// Runs `task` for `0..tasks` on at most `threads` threads, including the calling thread. If
+/// another thread is running a loop, the calling thread runs all iterations itself.
 ///
 /// # Panics
-/// Panics if a task does, when all threads have left the loop.
+/// Panics if a task panics, after all threads have left the loop.
 pub fn for_each(tasks: usize, threads: usize, task: &(dyn Fn(usize) + Sync)) {
     static POOL: OnceLock<Pool> = OnceLock::new();
     if threads.min(tasks) > 1 {
@@ -43,13 +44,13 @@ pub fn for_each(tasks: usize, threads: usize, task: &(dyn Fn(usize) + Sync)) {
     (0..tasks).for_each(task);
 }
 
-/// The machine's threads for loops: as many as rayon's, which a user can set.
+/// Returns the number of threads for loops. It is rayon's number of threads, which users can set.
 pub fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// A loop's number, the helpers that it uses, whether it is open to them and how many are in it, in
-/// one word.
+/// The state of a loop in one word: its number, the number of helpers that it uses, whether it is
+/// open to them, and how many are inside.
 #[derive(Clone, Copy, PartialEq)]
 struct State(u64);
 
@@ -82,14 +83,14 @@ struct Pool {
 
 struct Shared {
     state: AtomicU64,
-    /// The loop that is open: valid for those inside.
+    /// The open loop. The pointer is valid for threads inside the loop.
     current: AtomicPtr<Loop<'static>>,
-    /// The core of the thread that ran the last loop; any number where it is not known.
+    /// The core of the thread that ran the last loop; `usize::MAX` if it is not known.
     caller: AtomicUsize,
 }
 
 struct Helper {
-    /// True if it has to be woken.
+    /// True if the thread has to be woken.
     asleep: &'static AtomicBool,
     thread: Thread,
 }
@@ -121,7 +122,7 @@ impl Loop<'_> {
 }
 
 impl Pool {
-    /// Starts a helper for each thread but the caller's; fewer where the system has no more.
+    /// Starts a helper for each thread except the caller's; fewer if the system cannot start more.
     fn start() -> Self {
         let (state, current, caller) = (
             AtomicU64::new(0),
@@ -170,8 +171,8 @@ impl Pool {
         let number = State(self.shared.state.load(Relaxed))
             .number()
             .wrapping_add(1);
-        // Sequentially consistent, as a helper's `asleep`: either it sees this loop before it
-        // sleeps, or this thread sees it asleep.
+        // The store is sequentially consistent, as is a helper's store to `asleep`: either the
+        // helper sees this loop before it sleeps, or this thread sees that the helper is asleep.
         self.shared
             .state
             .store(State::open(number, helpers).0, SeqCst);
@@ -181,13 +182,13 @@ impl Pool {
             }
         }
         // SAFETY of the pointer: `run` catches a panic, so this function continues until no helper
-        // is inside, and none enters a closed loop.
+        // is inside, and no helper enters a closed loop.
         shared_loop.run();
         self.shared.state.fetch_and(!State::OPEN, Relaxed);
         let mut checks = 0;
         while State(self.shared.state.load(Acquire)).inside() > 0 {
             checks += 1;
-            // A helper that has lost its core needs this one.
+            // A helper that was descheduled may need this core.
             if checks % 4096 == 0 {
                 thread::yield_now()
             } else {
@@ -205,7 +206,7 @@ impl Pool {
 }
 
 impl Shared {
-    /// Runs a helper thread.
+    /// The main loop of a helper thread.
     fn help(&self, index: usize, asleep: &AtomicBool) {
         let mut last = 0;
         loop {
@@ -215,7 +216,7 @@ impl Shared {
                 .compare_exchange(state.0, state.0 + 1, Acquire, Relaxed)
                 .is_err()
             {
-                // Closed, or another helper entered: then look again.
+                // The loop was closed, or another helper entered it: read the state again.
                 continue;
             }
             last = state.number();
@@ -225,16 +226,16 @@ impl Shared {
         }
     }
 
-    /// Goes elsewhere from the caller's core, where this thread would run only while the caller
-    /// does not. On busy machines Linux wakes it there, and leaves it for seconds beside an idle
-    /// core.
+    /// Moves this thread off the caller's core, where it would run only while the caller does not.
+    /// On busy machines Linux wakes a helper on the caller's core, and leaves it there for seconds
+    /// although another core is idle.
     fn leave_caller(&self) {
         if let Some(core) = cores::current().filter(|&core| core == self.caller.load(Relaxed)) {
             cores::leave(core);
         }
     }
 
-    /// Waits for a loop that uses this helper and is not the last one; awake, then asleep.
+    /// Waits for a loop that uses this helper and is not loop `last`: first awake, then asleep.
     fn wait(&self, index: usize, asleep: &AtomicBool, last: u32) -> State {
         let wanted = |state: State| state.number() != last && state.is_for(index);
         loop {

@@ -1,25 +1,27 @@
-//! Sixteen lanes of f32 at a time: one trait of what the kernels need. AVX-512 holds them in a
-//! register, AVX2 with FMA and F16C in two, NEON in four; elsewhere they are plain Rust on arrays.
+//! Vectors of sixteen f32 lanes, and a trait with the operations that the kernels need. AVX-512
+//! holds a vector in one register, AVX2 with FMA and F16C in two, NEON in four; on other processors
+//! vectors are arrays in plain Rust.
 
 use half::{bf16, f16};
 
-/// Lanes of a vector.
+/// Number of lanes of a vector.
 pub const LANES: usize = 16;
 
-/// Vectors of [`LANES`] lanes. A value is a proof that the processor has the instructions.
+/// Operations on vectors of [`LANES`] lanes. A value of the type proves that the processor has the
+/// instructions.
 ///
-/// Every method is inlined into [`dispatch`]'s function, which is compiled for these instructions:
-/// a [`Kernel`] and what it calls are `#[inline(always)]`, and no closure handles vectors, since it
-/// would be a function of its own.
+/// Every method is inlined into a function of [`dispatch`] that is compiled for these instructions.
+/// Therefore a [`Kernel`] and everything that it calls are `#[inline(always)]`, and no closure
+/// handles vectors, because it would be a separate function.
 pub trait Simd: Copy {
-    /// Floats.
+    /// A vector of floats.
     type F32: Copy;
-    /// Words.
+    /// A vector of words.
     type U32: Copy;
-    /// Vectors that the processor's registers hold.
+    /// Number of vectors that fit in the processor's registers.
     const REGISTERS: usize;
 
-    /// Asks for the cache line of `words[index]`, which need not exist.
+    /// Prefetches the cache line of `words[index]`; the index may be out of bounds.
     fn prefetch(self, words: &[u32], index: usize);
 
     fn splat(self, value: f32) -> Self::F32;
@@ -27,35 +29,36 @@ pub trait Simd: Copy {
     fn load_f16(self, from: &[f16; LANES]) -> Self::F32;
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::F32;
     fn store(self, vector: Self::F32, to: &mut [f32; LANES]);
-    /// Rounds to nearest, ties to even.
+    /// Stores the lanes in f16, rounded to nearest, ties to even.
     fn store_f16(self, vector: Self::F32, to: &mut [f16; LANES]);
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
     fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
-    /// `a * b + c`.
+    /// Returns `a * b + c`.
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
-    /// The sum of the lanes.
+    /// Returns the sum of the lanes.
     fn sum(self, vector: Self::F32) -> f32;
 
     fn splat_word(self, word: u32) -> Self::U32;
     fn load_words(self, from: &[u32; LANES]) -> Self::U32;
     fn and(self, words: Self::U32, mask: u32) -> Self::U32;
     fn shift_right<const BITS: i32>(self, words: Self::U32) -> Self::U32;
-    /// Each word by its own count.
+    /// Shifts each word right by its own count.
     fn shift_right_each(self, words: Self::U32, by: &[u32; LANES]) -> Self::U32;
-    /// Words below 2^31 as floats.
+    /// Converts words below 2^31 to floats.
     fn to_f32(self, words: Self::U32) -> Self::F32;
 }
 
 /// A kernel that is compiled once for each [`Simd`].
 pub trait Kernel {
-    /// The result.
+    /// The result of the kernel.
     type Output;
 
-    /// Runs it. `#[inline(always)]`, as everything that it hands `simd` to.
+    /// Runs the kernel. The method must be `#[inline(always)]`, as must every function to which it
+    /// passes `simd`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// Runs a kernel with the best instructions of this processor.
+/// Runs a kernel with the best instruction set of this processor.
 pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     let best = best();
     #[cfg(target_arch = "x86_64")]
@@ -76,7 +79,7 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Scalar)
 }
 
-/// The best instructions that [`dispatch`] may take: all, but in tests.
+/// The best instruction set that [`dispatch`] may use. Only tests restrict it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests take less than all"))]
 pub enum Best {
@@ -107,7 +110,7 @@ fn run_avx2<K: Kernel>(avx2: Avx2, kernel: K) -> K::Output {
     kernel.run(avx2)
 }
 
-/// Plain Rust.
+/// The implementation in plain Rust.
 #[derive(Debug, Clone, Copy)]
 pub struct Scalar;
 
@@ -171,7 +174,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
-        // Two roundings: without the instruction a fused one is a call of a function.
+        // This rounds twice: without the instruction, a fused multiply-add is a function call.
         zip(zip(a, b, |a, b| a * b), c, |product, c| product + c)
     }
 
@@ -241,8 +244,8 @@ pub mod tests {
         BEST.get()
     }
 
-    /// Sets the instruction sets that this thread's kernels may use from now on. Its helper threads
-    /// use all.
+    /// Sets the best instruction set that kernels on this thread may use from now on. Helper
+    /// threads use all instruction sets.
     pub fn set_best(best: Best) {
         BEST.set(best);
     }

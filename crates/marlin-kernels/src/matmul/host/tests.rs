@@ -1,4 +1,5 @@
-//! The host kernels against f64, with all of this processor's instructions and with plain Rust.
+//! Compares the host kernels with f64, with all of this processor's instruction sets and with plain
+//! Rust.
 
 #[path = "../../../../../tests/src/seed.rs"]
 mod seed;
@@ -23,10 +24,10 @@ struct Case {
     permutation: Option<Vec<u32>>,
     x: Vec<f32>,
     bias: Vec<f32>,
-    /// [K, N] in natural order.
+    /// The dequantised weight, [K, N] in natural order.
     natural: Vec<f64>,
-    /// The size of what each of these is a difference of: the kernels sum products with values and
-    /// with zero points separately.
+    /// The magnitude of the terms of which each value is the difference: the kernels sum the
+    /// products with values and with zero points separately.
     terms: Vec<f64>,
 }
 
@@ -105,7 +106,7 @@ impl Case {
         }
     }
 
-    /// The largest error of an output, of the sum of magnitudes that it is a sum of.
+    /// Returns the largest error of an output, relative to the sum of the magnitudes of its terms.
     fn error(&self, found: &[f32]) -> f64 {
         let (m, n, k) = (self.problem.m, self.problem.n(), self.problem.k());
         let mut worst = 0f64;
@@ -174,7 +175,7 @@ fn products_agree_with_f64_for_any_rows_and_shapes() {
     }
 }
 
-/// Large enough for all cores.
+/// The problem is large enough for all cores.
 #[test]
 fn threads_share_the_columns() {
     let seed = seed();
@@ -257,9 +258,9 @@ fn wrong_buffers_are_refused() {
     assert!(dequantize(&case.problem, case.weight(), FloatsMut::F32(&mut [0.0; 8])).is_err());
 }
 
-/// Checks that the entries are no generic functions: of those, the calling crate would compile the
-/// loops, at its own level of optimisation. A type parameter could not be inferred here, from
-/// nothing.
+/// Checks that the entry points are not generic functions, whose loops the calling crate would
+/// compile at its own optimisation level. A type parameter could not be inferred here, so the test
+/// would not compile.
 #[test]
 fn the_loops_are_compiled_in_this_crate() {
     let names = [
@@ -275,7 +276,7 @@ fn the_loops_are_compiled_in_this_crate() {
     );
 }
 
-/// The result of every method, as bits.
+/// The results of all methods, as bits.
 struct Methods {
     floats: [f32; LANES],
     words: [u32; LANES],

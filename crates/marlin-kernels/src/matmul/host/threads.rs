@@ -1,10 +1,10 @@
-//! Work on all cores, and matrices of which each thread writes its own columns.
+//! Distributes work over all cores, and gives each thread its own columns of a matrix to write.
 
 use super::pool;
 use std::marker::PhantomData;
 
-/// Multiplications and additions below which another thread costs more than it does: it begins
-/// about a microsecond late.
+/// The number of multiplications and additions below which another thread costs more than it saves:
+/// it starts about a microsecond late.
 const WORK: usize = 1 << 17;
 
 /// Runs `task` for `0..tasks`, on as many threads as the number of multiplications justifies. The
@@ -13,10 +13,11 @@ pub fn for_each(tasks: usize, work: usize, task: impl Fn(usize) + Sync) {
     pool::for_each(tasks, pool::threads().min(work / WORK), &task);
 }
 
-/// Columns of each task where `n` are split evenly: a multiple of `step`, several tasks a thread.
+/// Returns the number of columns of each task when `n` columns are split evenly into several tasks
+/// per thread. The result is a multiple of `step`, and at most `most`.
 pub fn strip(n: usize, step: usize, most: usize) -> usize {
     let even = n.div_ceil(4 * pool::threads());
-    // To the nearest multiple: rounded up, there may be fewer tasks than threads have turns.
+    // Rounded to the nearest multiple: rounded up, there might be too few tasks for all threads.
     ((even + step / 2) / step * step).clamp(step, most)
 }
 
@@ -32,7 +33,7 @@ pub struct Columns<'a, T> {
 unsafe impl<T: Send> Sync for Columns<'_, T> {}
 
 impl<'a, T> Columns<'a, T> {
-    /// Of a matrix of rows of `n`.
+    /// Wraps a matrix with rows of `n` elements.
     pub fn new(matrix: &'a mut [T], n: usize) -> Self {
         Self {
             start: matrix.as_mut_ptr(),
@@ -45,7 +46,7 @@ impl<'a, T> Columns<'a, T> {
     /// Returns a pointer to column `first` of a row; `width` columns follow.
     ///
     /// # Panics
-    /// Outside the matrix.
+    /// Panics if the columns are outside the matrix.
     #[inline(always)]
     pub fn start(&self, row: usize, first: usize, width: usize) -> *mut T {
         assert!(
@@ -56,13 +57,13 @@ impl<'a, T> Columns<'a, T> {
         unsafe { self.start.add(row * self.n + first) }
     }
 
-    /// `width` columns of a row, from `first` on.
+    /// Returns `width` columns of a row, from `first` on.
     ///
     /// # Safety
-    /// While the slice lives, no other has the same elements.
+    /// While the slice lives, no other slice may have the same elements.
     ///
     /// # Panics
-    /// Outside the matrix.
+    /// Panics if the columns are outside the matrix.
     #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
     #[inline(always)]
     pub unsafe fn part(&self, row: usize, first: usize, width: usize) -> &mut [T] {

@@ -1,4 +1,4 @@
-//! The float weight, a few columns at a time.
+//! Dequantises a weight to floats, a few columns at a time.
 
 use super::HostFloat;
 use super::simd::{Kernel, LANES, Simd, dispatch};
@@ -6,11 +6,11 @@ use super::threads::{Columns, for_each};
 use super::weight::Reader;
 use std::ops::Range;
 
-/// Most columns of a task, whose scales are at hand.
+/// Maximum number of columns of a task, whose scales are kept at hand.
 const STRIP: usize = 2048;
 
-/// The lowest value of each word, `q scale + offset`, where the offset is `-zero scale`; the next
-/// value takes its place.
+/// Removes the lowest value `q` of each word and returns `q scale + offset`, where the offset is
+/// `-zero scale`. The next value becomes the lowest.
 #[inline(always)]
 fn take<S: Simd, const PER_WORD: usize>(
     simd: S,
@@ -26,7 +26,7 @@ fn take<S: Simd, const PER_WORD: usize>(
     simd.mul_add(simd.to_f32(lowest), scales, offsets)
 }
 
-/// The values of words, row by row: `q scale + offset`.
+/// Dequantises the values of words, row by row: `q scale + offset`.
 #[inline(always)]
 pub fn unpack<S: Simd, const PER_WORD: usize>(
     simd: S,
@@ -41,7 +41,7 @@ pub fn unpack<S: Simd, const PER_WORD: usize>(
     values
 }
 
-/// Rounds the lanes of a vector to the elements of `to`: all of them, or as many as fit.
+/// Rounds the lanes of a vector and stores them in `to`: all lanes, or as many as fit.
 #[inline(always)]
 fn store_part<S: Simd, T: HostFloat>(simd: S, vector: S::F32, to: &mut [T]) {
     match to.first_chunk_mut() {
@@ -63,9 +63,9 @@ pub fn dequantize<T: HostFloat>(
     n: usize,
 ) {
     let (k, elements) = (out.len() / n.max(1), out.len());
-    // A task is a chunk of K, so that threads write far from each other: with columns of the same
-    // rows they took each other's cache lines (two threads were three times slower than one). Only
-    // wide rows are split, pages apart.
+    // A task is a chunk of K, so that threads write far from each other. With columns of the same
+    // rows, they contended for cache lines (two threads were three times slower than one). Only
+    // wide rows are split, at distances of pages.
     let strips = n.div_ceil(STRIP);
     let out = Columns::new(out, n);
     for_each(k.div_ceil(reader.chunk) * strips, elements, |task| {
@@ -92,7 +92,7 @@ pub fn dequantize<T: HostFloat>(
     });
 }
 
-/// A chunk of K, of some columns.
+/// A task: a chunk of K of some columns.
 struct Strip<'a, T, const PER_WORD: usize> {
     reader: &'a Reader<'a>,
     permutation: Option<&'a [u32]>,
@@ -123,8 +123,8 @@ impl<T: HostFloat, const PER_WORD: usize> Kernel for Strip<'_, T, PER_WORD> {
 }
 
 impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
-    /// Writes the rows of K below `end` that a row of words has, from `first` on, with the scale
-    /// and offset of every vector of columns.
+    /// Writes the rows of K in one row of words, from `first` on and below `end`. `scaling` has the
+    /// scale and offset of every vector of columns.
     #[inline(always)]
     fn word_row<S: Simd>(&self, simd: S, first: usize, end: usize, scaling: &[(S::F32, S::F32)]) {
         let (start, width) = (self.columns.start, self.columns.len());
@@ -138,8 +138,8 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
         }
         let rows = &rows[..PER_WORD.min(end - first)];
         let mut i = 0;
-        // Many columns of a row at once: a tenth faster than stores that go from row to row with
-        // each vector.
+        // Many columns of a row are written at once: this is a tenth faster than moving to another
+        // row after each vector.
         while S::REGISTERS >= 32 && (i + 8) * LANES <= width {
             self.block::<S, 8>(simd, first, i, rows, scaling);
             i += 8;
@@ -154,8 +154,8 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
         }
     }
 
-    /// Writes `V` vectors of columns, from number `i` of the strip on, to `rows`. A single vector
-    /// may be the last one, of fewer columns.
+    /// Writes `V` vectors of columns, from vector `i` of the strip on, to `rows`. A single vector
+    /// may be the last of the strip, with fewer columns.
     #[inline(always)]
     fn block<S: Simd, const V: usize>(
         &self,
@@ -168,7 +168,8 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
         let mut words = [simd.splat_word(0); V];
         for (v, words) in words.iter_mut().enumerate() {
             let column = self.columns.start + (i + v) * LANES;
-            // Of the next row of words: stores to many rows hinder the processor's own prefetching.
+            // Prefetches the next row of words: stores to many rows defeat the processor's own
+            // prefetching.
             self.reader.prefetch(simd, first / PER_WORD + 1, column);
             *words = self.reader.words(simd, first / PER_WORD, column);
         }

@@ -1,4 +1,4 @@
-//! A packed weight in host memory, and how kernels read its scales and zero points.
+//! A packed weight in host memory, and the reader of its words, scales and zero points.
 
 use super::simd::{LANES, Simd};
 use crate::{KernelError, QuantProblem};
@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{Bits, WeightTensors};
 
-/// Floats as they are stored.
+/// A slice of floats in their stored dtype.
 #[derive(Debug, Clone, Copy)]
 pub enum Floats<'a> {
     /// 32-bit float.
@@ -26,7 +26,7 @@ impl Floats<'_> {
         }
     }
 
-    /// The values from `start` on; any in the lanes past the end.
+    /// Loads the values from `start` on; lanes past the end have any value.
     #[inline(always)]
     pub(super) fn load<S: Simd>(&self, simd: S, start: usize) -> S::F32 {
         match self {
@@ -37,7 +37,7 @@ impl Floats<'_> {
     }
 }
 
-/// Memory of floats, to be written.
+/// A mutable slice of floats, for results.
 #[derive(Debug)]
 pub enum FloatsMut<'a> {
     /// 32-bit float.
@@ -58,7 +58,7 @@ impl FloatsMut<'_> {
     }
 }
 
-/// Values from `start` on, the default past the end.
+/// Returns the values from `start` on, and default values past the end.
 #[inline(always)]
 pub fn lanes<T: Copy + Default>(values: &[T], start: usize) -> [T; LANES] {
     if let Some(values) = values.get(start..).and_then(<[T]>::first_chunk) {
@@ -70,14 +70,14 @@ pub fn lanes<T: Copy + Default>(values: &[T], start: usize) -> [T; LANES] {
 /// A weight in host memory, in the plain layout.
 #[derive(Debug, Clone, Copy)]
 pub struct HostWeight<'a> {
-    /// [K/8 up (of 8 bits K/4 up), N up to a multiple of 8]: [`PlainLayout`].
+    /// The packed values in the [`PlainLayout`]: [ceil(K / 8), N rounded up to a multiple of 8]; with 8 bits ceil(K / 4) rows.
     pub words: &'a [u32],
-    /// [G, N].
+    /// The scales [G, N].
     pub scales: Floats<'a>,
-    /// [G, N/8 up], eight zero points a word along N (of 8 bits [G, N/4 up], four); absent where
-    /// symmetric.
+    /// The zero points [G, ceil(N / 8)], eight to a word along N; with 8 bits [G, ceil(N / 4)],
+    /// four to a word. `None` if the weight is symmetric.
     pub zero_points: Option<&'a [u32]>,
-    /// `[K]`: the natural row of each stored row; absent where rows are in order.
+    /// The natural row of each stored row, `[K]`; `None` if the rows are in natural order.
     pub row_permutation: Option<&'a [u32]>,
 }
 
@@ -93,12 +93,12 @@ impl HostWeight<'_> {
     }
 }
 
-/// A weight with the numbers that loops over it need.
+/// A weight, with the numbers that the kernels' loops need.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a> {
     weight: HostWeight<'a>,
     n: usize,
-    /// Words in a row of words.
+    /// Number of words in a row of words.
     columns: usize,
     bits: Bits,
     /// Rows of K that share a scale.
@@ -107,8 +107,8 @@ pub struct Reader<'a> {
     pub chunk: usize,
 }
 
-/// Most rows of K that share a sum: where a whole column shares a scale, the part of the zero
-/// point, taken away from the sum of products afterwards, would cost digits.
+/// Maximum number of rows of K in one sum. If a whole column shares a scale, a longer sum would
+/// lose digits when the part of the zero point is subtracted from it.
 const MAX_CHUNK: usize = 128;
 
 impl<'a> Reader<'a> {
@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
             spec.group.rows(k),
             PlainLayout::new(k, n, spec.bits).columns(),
         );
-        // Groups of 32, 64 and 128 rows are chunks.
+        // With groups of 32, 64 and 128 rows, a chunk is a group.
         Self {
             weight,
             n,
@@ -129,19 +129,19 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The words of a vector of columns from `column` on, which is below N.
+    /// Loads the words of a vector of columns from `column` on; `column` is below N.
     #[inline(always)]
     pub fn words<S: Simd>(&self, simd: S, row: usize, column: usize) -> S::U32 {
         simd.load_words(&lanes(self.weight.words, row * self.columns + column))
     }
 
-    /// Asks for the cache line of a word.
+    /// Prefetches the cache line of a word.
     #[inline(always)]
     pub fn prefetch<S: Simd>(&self, simd: S, row: usize, column: usize) {
         simd.prefetch(self.weight.words, row * self.columns + column);
     }
 
-    /// The scales of a vector of columns in a chunk; any past N.
+    /// Loads the scales of a vector of columns in a chunk; lanes beyond N have any value.
     #[inline(always)]
     pub fn scales<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> S::F32 {
         self.weight
@@ -149,7 +149,7 @@ impl<'a> Reader<'a> {
             .load(simd, self.group_of(chunk) * self.n + column)
     }
 
-    /// The zero points of a vector of columns in a chunk; any past N.
+    /// Loads the zero points of a vector of columns in a chunk; lanes beyond N have any value.
     #[inline(always)]
     pub fn zeros<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> S::F32 {
         let Some(words) = self.weight.zero_points else {
@@ -157,7 +157,7 @@ impl<'a> Reader<'a> {
         };
         let (bits, per_word) = (self.bits.count(), self.bits.per_word());
         let row = self.group_of(chunk) * self.n.div_ceil(per_word);
-        // Vectors begin with a word.
+        // A vector's first column is the first value of a word.
         let word = |lane: usize| {
             words
                 .get(row + column / per_word + lane / per_word)
@@ -172,8 +172,8 @@ impl<'a> Reader<'a> {
         simd.to_f32(simd.and(shifted, u32::from(self.bits.max())))
     }
 
-    /// The scales of a vector of columns in a chunk, and what is added to their products with the
-    /// stored values: `-zero scale`.
+    /// Returns the scales of a vector of columns in a chunk, and the offsets `-zero scale` that are
+    /// added to the products of scales and stored values.
     #[inline(always)]
     pub fn scale_and_offset<S: Simd>(
         &self,

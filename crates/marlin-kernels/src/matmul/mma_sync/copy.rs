@@ -1,5 +1,5 @@
-//! The copy pipeline of `mma.sync`: every warp copies with `cp.async`, from global memory into the
-//! stages.
+//! The copy pipeline of `mma.sync`: every warp copies from global memory into the stages with
+//! `cp.async`.
 
 use crate::overlap::wait;
 use crate::ptx::{
@@ -27,13 +27,13 @@ pub(super) struct Source {
     pub zeros: u64,
 }
 
-/// The copies of a stripe, which run ahead of its products by all stages but the one that is being
-/// multiplied.
+/// The copies of a stripe, which run ahead of its products by all stages except the stage that is
+/// being multiplied.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct CopyAhead {
-    /// The next copies.
+    /// The thread's next copies.
     copies: Copies,
-    /// The part of the tile that they belong to.
+    /// The part of the tile that the next copies belong to.
     part: TilePart,
     /// The first unit of the stripe.
     start: u32,
@@ -43,7 +43,7 @@ pub(super) struct CopyAhead {
 
 #[cube]
 impl CopyAhead {
-    /// At the start of a stripe of at least one unit.
+    /// Creates the copies of a stripe of at least one unit, at its start.
     pub fn new(start: u32, end: u32, lengths: &Lengths, #[comptime] config: Config) -> CopyAhead {
         CopyAhead {
             copies: Copies::new(lengths, config),
@@ -53,10 +53,11 @@ impl CopyAhead {
         }
     }
 
-    /// Starts the copies of the first steps, into all stages but the last. If the kernel `overlaps`
-    /// the one before, which makes the activations, the weight is on its way to the second-level
-    /// cache by then: groups of `cp.async` end in their order, so copies of the weight of all
-    /// stages before those of the activations of the first would delay its products by them all.
+    /// Starts the copies of the first steps, into all stages except the last. If the kernel
+    /// `overlaps` the preceding kernel, which computes the activations, the weight is first
+    /// prefetched to the second-level cache. It is not copied to the stages before the activations
+    /// are available: groups of `cp.async` complete in order, so the products of the first stage
+    /// would have to wait for the weights of all stages.
     pub fn fill(
         &mut self,
         stages: u32,
@@ -76,7 +77,8 @@ impl CopyAhead {
             wait(true);
         }
         let mut stage = stages;
-        // A loop that the compiler cannot unroll: less code to fetch before the first copy.
+        // The compiler cannot unroll this loop, so there is less code to fetch before the first
+        // copy.
         while stage != stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32)
         {
             self.copy(stage, source, lengths, config);
@@ -84,8 +86,8 @@ impl CopyAhead {
         }
     }
 
-    /// Waits until a team's part of a stage has arrived and its warps are done with the stage
-    /// before, and refills the latter.
+    /// Waits until a team's part of a stage has arrived and the team's warps are done with the
+    /// preceding stage, and refills the preceding stage.
     pub fn step(
         &mut self,
         stage: u32,
@@ -105,7 +107,7 @@ impl CopyAhead {
         self.copy(before, source, lengths, config);
     }
 
-    /// Starts the copies of one step, and goes to the next.
+    /// Starts the copies of one step, and advances to the next step.
     fn copy(&mut self, stage: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
         if self.to_copy > 0 {
             self.copies.start(lengths, stage, config);
@@ -121,9 +123,9 @@ impl CopyAhead {
     }
 }
 
-/// Barrier of a team: the warps side by side along N, which read the same activations. Teams share
-/// nothing in a stage, and each goes at its own pace: on an H200 that takes 4 to 8 % off a launch
-/// of one row on Llama 2 7B's weights, against a barrier of the block.
+/// Barrier of a team. A team is the warps side by side along N, which read the same activations.
+/// Teams share no data in a stage, so each runs at its own pace. On an H200 this makes a launch of
+/// one row on Llama 2 7B's weights 4 to 8 % shorter than with a barrier of the block.
 #[cube]
 fn sync_team(#[comptime] config: Config) {
     if comptime!(config.tile.warps_n == 1) {
@@ -131,7 +133,7 @@ fn sync_team(#[comptime] config: Config) {
     } else if comptime!(config.tile.warps_k == 1) {
         sync_cube();
     } else {
-        // Barrier 0 is that of the block.
+        // Barrier 0 is the barrier of the block.
         bar_sync_numbered(
             1 + UNIT_POS_X / comptime!(team_threads(&config)),
             comptime!(team_threads(&config) as usize),
@@ -144,35 +146,35 @@ const fn team_threads(config: &Config) -> u32 {
     32 * config.tile.warps_n as u32
 }
 
-/// The next copies of a thread: its part of one step of a tile, and the offsets of the next step.
+/// The next copies of a thread: the addresses of its part of one step of a tile.
 ///
 /// A warp copies the chunk that it will multiply: a lane's 16 bytes of a tile are the lane's own
 /// words. The activations of a chunk are copied by the threads of a team together, in runs of eight
-/// values (16 bytes). Run `c` of row `r` goes to place `c ^ (r % 8)` of the eight it is among, so
-/// that `ldmatrix` reads eight rows without conflict.
+/// values (16 bytes). Runs are swizzled in blocks of eight: run `c` of row `r` is stored at
+/// position `c ^ (r % 8)`, so that `ldmatrix` reads eight rows without bank conflicts.
 #[derive(CubeType, Clone, Copy)]
 struct Copies {
-    /// The lane's words in the first of the chunk's tiles.
+    /// Address of the lane's words in the first tile of the chunk.
     words: u64,
-    /// The lane's words in the first of the chunk's two tiles of metadata.
+    /// Address of the lane's words in the first of the chunk's two tiles of metadata.
     metadata: u64,
     /// Bytes from a tile to the one below it.
     words_row: u64,
-    /// The lane's run of the scales of the chunk's columns, in group 0.
+    /// Address of the lane's run of the scales of the chunk's columns, in group 0.
     scales: u64,
-    /// The lane's zero points of the chunk's columns, in group 0.
+    /// Address of the lane's zero points of the chunk's columns, in group 0.
     zeros: u64,
     /// The warp's chunk along K.
     chunk: u32,
-    /// Chunks along K; 0 if the warp's columns are past N.
+    /// Number of chunks along K; 0 if the warp's columns are beyond N.
     chunks: u32,
-    /// The thread's first run of activations.
+    /// Address of the thread's first run of activations.
     x: u64,
     /// Bytes between the thread's runs.
     x_row: u64,
-    /// The row of K where that run starts.
+    /// The row of K where the thread's first run starts.
     k: u32,
-    /// Rows of activations from the thread's first on.
+    /// Number of rows of activations from the thread's first row on.
     rows: u32,
 }
 
@@ -181,8 +183,8 @@ const fn runs(config: &Config) -> u32 {
     (config.tile.depth() / 8) as u32
 }
 
-/// Runs of activations in a row of a chunk, of which a thread of a team copies one in every few
-/// rows.
+/// Runs of activations in a row of a chunk. A thread of a team copies one of these runs, in every
+/// [`row_step`]-th row.
 const fn chunk_runs(config: &Config) -> u32 {
     (config.tile.chunk_rows() / 8) as u32
 }
@@ -192,7 +194,8 @@ const fn row_step(config: &Config) -> u32 {
     team_threads(config) / chunk_runs(config)
 }
 
-/// The row of activations, and the run of it in a step, that a thread copies first.
+/// Returns the row of activations that a thread copies first, and the run in this row within a
+/// step.
 #[cube]
 fn first_run(#[comptime] config: Config) -> (u32, u32) {
     let (team, thread) = (
@@ -205,7 +208,7 @@ fn first_run(#[comptime] config: Config) -> (u32, u32) {
 
 #[cube]
 impl Copies {
-    /// Before the first tile: [`enter`](Self::enter) it.
+    /// Creates the copies without a tile; call [`enter`](Self::enter) next.
     fn new(lengths: &Lengths, #[comptime] config: Config) -> Copies {
         let row_bytes = u64::cast_from(lengths.k) * 2u64;
         Copies {
@@ -223,7 +226,7 @@ impl Copies {
         }
     }
 
-    /// Goes to step `first` of a tile.
+    /// Sets the copies to step `first` of a tile.
     fn enter(
         &mut self,
         tile: u32,
@@ -272,8 +275,8 @@ impl Copies {
         };
     }
 
-    /// Asks for the weight of the next steps in the second-level cache: a lane for each 128 bytes
-    /// of the words, of the metadata, and for each group's scales and zero points.
+    /// Prefetches the weight of the next steps to the second-level cache. One lane prefetches each
+    /// 128 bytes of the words and of the metadata, and each group's scales and zero points.
     fn prefetch(&self, steps: u32, lengths: &Lengths, #[comptime] config: Config) {
         let lane = lane();
         let groups = comptime!(config.groups_in_chunk() as u32);
@@ -313,7 +316,7 @@ impl Copies {
         }
     }
 
-    /// Starts the copies of this step into a stage, and goes to the next step.
+    /// Starts the copies of this step into a stage, and advances to the next step.
     fn start(&mut self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
         if self.chunk < self.chunks {
             self.start_chunk(lengths, stage, config);
@@ -323,7 +326,7 @@ impl Copies {
         self.metadata +=
             self.words_row * comptime!((config.tile.metadata_rows() * config.tile.warps_k) as u64);
 
-        // Past K nothing is read, and zeros cancel the padded rows of the weight.
+        // Beyond K nothing is read, and zero activations cancel the padded rows of the weight.
         let bytes = if self.k < lengths.k {
             16u32.runtime()
         } else {
@@ -372,8 +375,8 @@ impl Copies {
                 self.metadata + self.words_row * comptime!(i as u64),
             );
         }
-        // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight runs of
-        // eight zero points.
+        // Eight lanes copy the eight 16-byte runs of a group's 64 scales, and the group's eight
+        // runs of eight zero points.
         if lane
             < comptime!(if config.grouped() || config.zero_points {
                 8 * config.groups_in_chunk() as u32

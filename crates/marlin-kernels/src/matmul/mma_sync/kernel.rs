@@ -11,11 +11,11 @@ use crate::tile::lengths::Lengths;
 use crate::tile::stripe::{TilePart, units_of_block};
 use cubecl::prelude::*;
 
-/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
-/// [`SparseLayout`](marlin_format::layout::SparseLayout), padded to chunks.
+/// Computes out = x W + bias. W is in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or in
+/// [`SparseLayout`](marlin_format::layout::SparseLayout) if it is 2:4, padded to chunks.
 ///
-/// The product is computed transposed: fragment A holds 16 columns of the weight, fragment B eight
-/// rows of activations, so a tile of few rows wastes at most seven.
+/// The product is computed transposed: fragment A holds 16 columns of the weight and fragment B
+/// eight rows of activations, so a tile of few rows wastes at most seven rows.
 #[cube(launch_unchecked)]
 pub(super) fn matmul<F: Float>(
     x: &[F],
@@ -79,7 +79,7 @@ pub(super) fn matmul<F: Float>(
             sums[i] = F4::new(0.0);
         }
         let column = lengths.by_row_blocks.div(part.tile) * warps_n + warp % warps_n;
-        // Opaque, or the compiler recomputes it for every step.
+        // The value is opaque, because otherwise the compiler recomputes it for every step.
         let chunks = opaque(if column < lengths.chunks_n {
             lengths.chunks_k
         } else {
@@ -88,7 +88,7 @@ pub(super) fn matmul<F: Float>(
         let mut chunk = part.first * warps_k + warp / warps_n;
         for _ in part.first..part.end {
             ahead.step(stage, stages, &source, &lengths, config);
-            // Past N or K there is nothing to multiply.
+            // Beyond N or K there is nothing to multiply.
             if chunk < chunks {
                 if comptime!(config.tile.is_sparse()) {
                     multiply_sparse(stage, &mut sums, &lengths.masks, config);

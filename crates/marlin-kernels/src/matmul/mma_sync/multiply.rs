@@ -8,9 +8,9 @@ use crate::tile::fragment::{
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
-/// Adds the products of a warp's chunk to its sums. `sums[j * batch_tiles + b]` are the columns
-/// `16j..16j + 16` of the warp's 64 and the rows `8b..8b + 8`, in the ownership of `mma.m16n8k16`'s
-/// accumulators:
+/// Adds the products of a warp's chunk to its sums. `sums[j * batch_tiles + b]` holds the columns
+/// `16j..16j + 16` of the warp's 64 columns and the rows `8b..8b + 8`. A lane owns the elements of
+/// an accumulator of `mma.m16n8k16`:
 ///
 /// | element | column in 16 | row in 8 |
 /// |---|---|---|
@@ -34,7 +34,7 @@ pub(super) fn multiply(
         + comptime!(config.zeros_offset() as u32)
         + warp * comptime!(config.zeros_bytes() as u32);
 
-    // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads. With one batch tile the
+    // Lane 8i + r gives the address of row r of matrix i of ldmatrix.x4. With one batch tile the
     // four matrices are 32 rows of K; with more, they are 16 rows of K of two batch tiles.
     let batch_tiles = comptime!(config.tile.batch_tiles);
     let matrix = lane / 8;
@@ -56,7 +56,7 @@ pub(super) fn multiply(
     }));
     let mut a_words = Array::<U4>::new(comptime!(2 * config.tiles_in_step()));
     let mut group_sums = Array::<F4>::new(comptime!(4 * batch_tiles));
-    // Sums of the activations themselves.
+    // The sums of the activations, which take the zero points.
     let mut x_sums = Array::<F4>::new(batch_tiles);
     load_words(&mut a_words, words, 0usize, TILE_BYTES as u32, config);
     load_activations(stage + activations, swizzle, &mut b, 0usize, config);
@@ -134,7 +134,7 @@ pub(super) fn multiply(
     }
 }
 
-/// Adds a group's products to the sums, scaled.
+/// Scales a group's products and adds them to the sums.
 #[cube]
 pub(super) fn add_group(
     sums: &mut Array<F4>,
@@ -161,8 +161,8 @@ pub(super) fn add_group(
     }
 }
 
-/// The register set of a step's B fragments: two sets alternate. One batch tile loads two steps at
-/// once, and has four separate sets.
+/// Returns the first register of a step's B fragments. Two sets of registers alternate. One batch
+/// tile loads two steps at once, and has four separate sets.
 fn b_set(step: usize, batch_tiles: usize) -> usize {
     if batch_tiles == 1 {
         2 * step

@@ -7,11 +7,11 @@ use crate::tile::fragment::{dequantize, load_group, load_words, sub_tile};
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
-/// Adds the products of a warp's chunk, 128 rows of K of which 64 are stored, to its sums, which
-/// are those of `multiply`.
+/// Adds the products of a warp's chunk, 128 rows of K of which 64 are stored, to its sums. The sums
+/// have the same layout as in `multiply`.
 ///
-/// A step multiplies 32 rows of K: 16 stored rows of the weight, one of the chunk's tiles of words,
-/// or two, and half of one of its two tiles of metadata
+/// A step multiplies 32 rows of K. It uses 16 stored rows of the weight, which are one or two of
+/// the chunk's tiles of words, and half of one of the chunk's two tiles of metadata
 /// ([`SparseLayout`](marlin_format::layout::SparseLayout)). Fragment B is 32 rows of K for eight
 /// rows of activations: one `ldmatrix.x4`.
 #[cube]
@@ -35,8 +35,8 @@ pub(super) fn multiply_sparse(
         + comptime!(config.zeros_offset() as u32)
         + warp * comptime!(config.zeros_bytes() as u32);
 
-    // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads: run i of a step's four
-    // runs of K.
+    // Lane 8i + r gives the address of row r of matrix i of ldmatrix.x4, which is run i of a step's
+    // four runs of K.
     let batch_tiles = comptime!(config.tile.batch_tiles);
     let runs = comptime!((config.tile.depth() / 8) as u32);
     let warp_k = warp / comptime!(config.tile.warps_n as u32);
@@ -45,8 +45,8 @@ pub(super) fn multiply_sparse(
         + (lane % 8 * runs + warp_k * comptime!((config.tile.chunk_rows() / 8) as u32)) * 16;
     let swizzle = (lane / 8) ^ (lane % 8);
 
-    // The fragments of the next eight rows of activations are loaded while these are multiplied,
-    // and the next words while this step's are.
+    // The fragments of the next eight rows of activations are loaded while the current ones are
+    // multiplied, and the words of the next step while those of this step are multiplied.
     let mut b = Array::<U4>::new(2usize);
     let mut a_words = Array::<U4>::new(comptime!(2 * config.tiles_in_step()));
     let mut places = Array::<U4>::new(METADATA_ROWS);

@@ -1,7 +1,7 @@
 use cubecl::prelude::*;
 use marlin_format::Bits;
 
-/// Lengths of a problem as the kernels see them, all in elements.
+/// The lengths of a problem, as runtime arguments of the kernels, all in elements.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Lengths {
     /// Rows of activations.
@@ -16,14 +16,14 @@ pub(super) struct Lengths {
     pub group: usize,
 }
 
-/// Value `slot` of a packed word.
+/// Extracts value `slot` of a packed word.
 #[cube]
 fn unpack(word: u32, slot: usize, #[comptime] bits: Bits) -> f32 {
     let shift = u32::cast_from(slot * comptime!(bits.count()));
     f32::cast_from((word >> shift) & comptime!(u32::from(bits.max())))
 }
 
-/// The zero point of a group and column: the midpoint where the format is symmetric.
+/// Returns the zero point of a group and column; the midpoint if the format is symmetric.
 #[cube]
 fn zero_point(
     zero_points: &ComptimeOption<&[u32]>,
@@ -43,7 +43,8 @@ fn zero_point(
     }
 }
 
-/// The natural row of a stored row: itself, or its entry in the permutation.
+/// Returns the natural row of a stored row: its entry in the permutation, or the same row if there
+/// is none.
 #[cube]
 fn natural_row(row_permutation: &ComptimeOption<&[u32]>, row: usize) -> usize {
     #[comptime]
@@ -53,10 +54,10 @@ fn natural_row(row_permutation: &ComptimeOption<&[u32]>, row: usize) -> usize {
     }
 }
 
-/// out[m, n] = sum over k of x[m, k] * (q[k, n] - z[g, n]) * s[g, n] + bias[n].
+/// Computes out[m, n] = sum over k of x[m, k] * (q[k, n] - z[g, n]) * s[g, n] + bias[n].
 ///
 /// One unit computes `rows` rows of one column, so that a word of weights is unpacked once for all
-/// of them. Units of neighbouring columns are neighbours.
+/// these rows. Neighbouring units compute neighbouring columns.
 #[cube(launch)]
 pub(super) fn matmul<F: Float, S: Float>(
     x: &[F],
@@ -78,7 +79,8 @@ pub(super) fn matmul<F: Float, S: Float>(
         terminate!();
     }
 
-    // Rows past the last read the last one again: no branch in the loop, and they are not written.
+    // Rows beyond the last read the last row again, which avoids a branch in the loop; they are not
+    // written.
     let mut x_row = Array::<usize>::new(rows);
     let mut sum = Array::<f32>::new(rows);
     #[unroll]
@@ -136,7 +138,8 @@ pub(super) fn matmul<F: Float, S: Float>(
     }
 }
 
-/// out[k, n] = (q[k, n] - z[g, n]) * s[g, n], in natural row order. One unit a weight.
+/// Computes out[k, n] = (q[k, n] - z[g, n]) * s[g, n], in natural row order. One unit computes one
+/// value.
 #[cube(launch)]
 pub(super) fn dequantize<F: Float, S: Float>(
     words: &[u32],

@@ -6,11 +6,12 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_format::layout::PlainLayout;
 
-/// Multiplies activations [M, K] with a weight in the plain layout, `rows` rows a unit (1 to 8).
+/// Launches the multiplication of activations [M, K] with a weight in the plain layout, with `rows`
+/// rows per unit (1 to 8).
 ///
 /// # Errors
-/// A buffer of the wrong length, an operand that does not fit the format, or a dtype that the
-/// device lacks.
+/// Returns an error for a buffer of the wrong length, an operand that does not fit the format, or a
+/// dtype that the device does not support.
 pub(crate) fn launch(
     client: &Client,
     problem: &QuantProblem,
@@ -52,11 +53,11 @@ pub(crate) fn launch(
     Ok(())
 }
 
-/// Writes the float weight [K, N] of a weight in the plain layout, in natural row order and the
-/// problem's activation dtype.
+/// Dequantises a weight in the plain layout: writes the float weight [K, N] in natural row order
+/// and the problem's activation dtype.
 ///
 /// # Errors
-/// As [`launch`].
+/// The same as [`launch`].
 pub(crate) fn dequantize(
     client: &Client,
     problem: &QuantProblem,
@@ -84,7 +85,7 @@ pub(crate) fn dequantize(
     Ok(())
 }
 
-/// Checks everything that both kernels assume of the weight and the device.
+/// Checks all assumptions of the two kernels about the weight and the device.
 fn check(
     client: &Client,
     problem: &QuantProblem,

@@ -14,16 +14,17 @@ use crate::tile::lengths::Lengths;
 use crate::tile::stripe::{TilePart, tile_place, units_of_block};
 use cubecl::prelude::*;
 
-/// Registers of a producer where it gives the others away, and of the threads of the two warpgroups
-/// that multiply: together the 168 of three.
+/// Registers per thread of a producer that gives registers away, and of the two warpgroups that
+/// multiply. The total is that of three warpgroups with 168 registers.
 const PRODUCER_REGISTERS: usize = 24;
 const CONSUMER_REGISTERS: usize = 240;
 
-/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
-/// [`SparseLayout`](marlin_format::layout::SparseLayout), padded to chunks, x behind a tensor map.
+/// Computes out = x W + bias. W is in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or in
+/// [`SparseLayout`](marlin_format::layout::SparseLayout) if it is 2:4, padded to chunks. x is read
+/// through a tensor map.
 ///
-/// The product is computed transposed: the fragments A hold 64 columns of the weight, B a tile's
-/// rows of activations.
+/// The product is computed transposed: matrix A holds 64 columns of the weight, and B the rows of
+/// activations of a tile.
 #[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
 pub(super) fn matmul<F: Float>(
     x: TensorMap<F, Tiled>,
@@ -75,14 +76,14 @@ pub(super) fn matmul<F: Float>(
         terminate!();
     }
 
-    // Consumers wait for the phase of parity 0, the producer for that of parity 1, which counts as
-    // complete.
+    // Consumers first wait for the phase of parity 0, and the producer for the phase of parity 1,
+    // which counts as complete.
     let mut state = PipelineState::first(stages, barriers, 0u32.runtime());
     let mut part = TilePart::last(&lengths, start, end);
     let first = PipelineState::first(stages, barriers, 1u32.runtime());
     let mut producer = Producer::new(first, start, end, &lengths, config);
-    // Broadcast from lane 0: the compiler then knows that it is uniform in a warp, and keeps what
-    // its lanes share in uniform registers.
+    // After the broadcast from lane 0 the compiler knows that the value is uniform in a warp, and
+    // keeps values that the lanes share in uniform registers.
     let warp = plane_broadcast(UNIT_POS_X / 32, 0u32);
     if comptime!(config.has_producer()) {
         if warp >= comptime!(config.tile.warps() as u32) {
@@ -121,7 +122,7 @@ pub(super) fn matmul<F: Float>(
         if comptime!(!config.multiplies_stored()) {
             warpgroup::clear(config);
         }
-        // Chunks of the tile along N: where it reaches past N, some warps have none.
+        // Chunks of the tile along N. If the tile extends beyond N, some warps have no chunk.
         let chunk_n =
             tile_place(part.tile, &lengths, config).0 * comptime!(config.tile.chunks_n() as u32);
         let chunks = min(

@@ -7,7 +7,8 @@ use crate::{Card, KernelError, Operands, QuantProblem, overlap};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// Launches the kernel on checked operands, whose activations are in the order of the stored rows.
+/// Launches the kernel on checked operands. The activations must be in the order of the stored
+/// rows.
 pub(crate) fn launch(
     client: &Client,
     card: &Card,
@@ -34,8 +35,8 @@ pub(crate) fn launch(
         operand: "activations",
         problem: problem.to_string(),
     })?;
-    // SAFETY: lengths were checked against what the kernel derives its addresses from, and the
-    // workspace has room for `blocks` parts of tiles.
+    // SAFETY: the buffers' lengths were checked against the lengths from which the kernel derives
+    // its addresses, and the workspace has room for `blocks` parts of tiles.
     unsafe {
         kernel::matmul::launch_unchecked(
             client,

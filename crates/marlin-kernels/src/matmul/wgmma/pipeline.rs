@@ -1,4 +1,4 @@
-//! The copy pipeline of warpgroups: the copy engine fills stages, warps multiply them.
+//! The copy pipeline of warpgroups: the copy engine fills stages, and warps multiply them.
 //!
 //! ```text
 //! producer    wait empty[s] -> expect bytes, start copies            -> s + 1, ...
@@ -7,23 +7,24 @@
 //! consumers   release s - 1  <- first products of s  <- wait full[s]  <- s, s + 1, ...
 //! ```
 //!
-//! The producer is one thread of a warp of its own. It starts bulk copies, which the copy engine
-//! carries out and counts in bytes on the stage's barrier `full`; it waits only for a stage to be
-//! `empty`, and continues across tiles while the consumers write theirs. Consumers copy nothing,
-//! compute no address of global memory, and synchronise only at the end of a tile.
+//! The producer is one thread of a dedicated warp. It starts bulk copies, which the copy engine
+//! performs and whose bytes it counts on the stage's barrier `full`. The producer waits only for
+//! stages to become `empty`, and continues with the next tile while the consumers write the outputs
+//! of theirs. Consumers copy nothing, compute no addresses of global memory, and synchronise only
+//! at the end of a tile.
 //!
-//! An additional warp would take registers from all others ([`Config::has_producer`]). Some tiles
-//! whose sums need those have no producer: before a step each warp starts its share of the copies
-//! of a later one, into a stage that it released a step ago, so it rarely waits for the others.
-//! With 128 rows of activations the producer is a warp of a third warpgroup, which keeps 24
-//! registers a thread and leaves 240 to the other two ([`Config::moves_registers`]).
+//! An additional warp takes registers from all other warps ([`Config::has_producer`]). Tiles whose
+//! sums need these registers have no producer: before a step, each warp starts its share of the
+//! copies of a later step, into a stage that it released one step ago, so it rarely waits for other
+//! warps. With 128 rows of activations the producer is a warp of a third warpgroup, which keeps 24
+//! registers per thread and leaves 240 to the other two warpgroups ([`Config::moves_registers`]).
 //!
-//! `wgmma` reads a stage's activations asynchronously, so a warp releases a stage once the first
-//! products of the next are issued and all before them are done.
+//! `wgmma` reads a stage's activations asynchronously, so a warp releases a stage only after the
+//! first products of the next stage are issued and all earlier products are done.
 //!
-//! Each barrier completes one phase a pass over the stages. A wait for the phase of parity p ends
-//! once that phase is complete, so consumers start with 0, and the producer with 1: the phase
-//! before a barrier's first counts as complete, and so the stages as empty.
+//! Each barrier completes one phase in each pass over the stages. A wait for the phase of parity p
+//! ends once that phase is complete. Consumers start with parity 0 and the producer with 1: the
+//! phase before a barrier's first one counts as complete, which marks the stages as empty.
 
 use super::producer::{Operand, Producer, Source};
 use crate::overlap::wait;
@@ -36,27 +37,28 @@ use crate::tile::lengths::Lengths;
 use crate::tile::outputs::CONSUMERS;
 use cubecl::prelude::*;
 
-/// A position in the ring of stages: a stage, its barriers, and the parity of the phase that is
-/// waited for.
+/// A position in the ring of stages: a stage, its barriers, and the parity of the phase to wait
+/// for.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct PipelineState {
-    /// The first stage.
+    /// Address of the first stage.
     stages: u32,
-    /// Its barriers.
+    /// Address of the barriers of the first stage.
     barriers: u32,
-    /// The stage.
+    /// Address of the current stage.
     pub stage: u32,
-    /// Its barrier `full`, which `empty` follows.
+    /// Address of the current stage's barrier `full`; its barrier `empty` follows.
     pub full: u32,
     /// The parity of the pass.
     pub parity: u32,
-    /// The barrier `full` of the stage before, which is not released yet; 0 before the first.
+    /// Address of the barrier `full` of the preceding stage, which is not released yet; 0 at the
+    /// first stage.
     held: u32,
 }
 
 #[cube]
 impl PipelineState {
-    /// The first stage of the first pass.
+    /// Returns the first stage of the first pass.
     pub fn first(stages: u32, barriers: u32, parity: u32) -> PipelineState {
         PipelineState {
             stages,
@@ -68,7 +70,7 @@ impl PipelineState {
         }
     }
 
-    /// To the next stage, of the next pass after the last.
+    /// Advances to the next stage; after the last stage, to the first stage of the next pass.
     pub fn next(&mut self, #[comptime] config: Config) {
         self.held = self.full;
         if self.stage
@@ -83,8 +85,8 @@ impl PipelineState {
         }
     }
 
-    /// Broadcast from lane 0 to the warp: the compiler then keeps it in uniform registers, which
-    /// `wgmma` takes it from.
+    /// Broadcasts the state from lane 0 to the warp. The compiler then keeps it in uniform
+    /// registers, from which `wgmma` takes it.
     pub fn agree(&mut self) {
         bar_warp_sync();
         self.stage = plane_broadcast(self.stage, 0u32);
@@ -93,17 +95,17 @@ impl PipelineState {
         self.held = plane_broadcast(self.held, 0u32);
     }
 
-    /// A consumer waits for the stage's copies.
+    /// Waits, as a consumer, for the copies of the stage.
     pub fn wait(&self) {
         mbarrier_wait_parity_warp(self.full, self.parity);
     }
 
-    /// A warp of consumers is done with the stage before.
+    /// Releases the preceding stage, as a warp of consumers.
     ///
-    /// The barrier of the warp in [`agree`](Self::agree) puts all lanes' reads before this arrival
-    /// of one of them. `compute-sanitizer --tool racecheck` does not follow that order through the
-    /// arrival: it reports the reads of all lanes but 0 against the next copies. It reports none
-    /// where every lane arrives.
+    /// The warp barrier in [`agree`](Self::agree) orders the reads of all lanes before the arrival
+    /// of lane 0. `compute-sanitizer --tool racecheck` does not track this order through the
+    /// arrival: it reports a race between the reads of all lanes except 0 and the next copies. It
+    /// reports none if every lane arrives.
     pub fn release_last(&self) {
         if lane() == 0 && self.held != 0 {
             mbarrier_arrive(self.held + 8);
@@ -111,7 +113,7 @@ impl PipelineState {
     }
 }
 
-/// One thread sets up the barriers.
+/// Initialises the barriers; called by one thread.
 #[cube]
 fn set_up(barriers: u32, #[comptime] config: Config) {
     #[unroll]
@@ -120,14 +122,15 @@ fn set_up(barriers: u32, #[comptime] config: Config) {
         mbarrier_init(full, 1usize);
         mbarrier_init(full + 8, comptime!(config.tile.warps()));
     }
-    // Makes the barriers visible to the copy engine, too.
+    // Makes the barriers visible to the copy engine.
     fence_proxy_async();
 }
 
-/// The producer's warp: sets up the barriers, then copies the block's units, which end at `end`.
+/// Runs the producer's warp: initialises the barriers, then copies the block's units, which end at
+/// `end`.
 ///
-/// NVRTC cannot unroll its loops, whose counters are [`opaque()`]: less code to fetch, and fewer
-/// registers, of which a producer has few.
+/// The loop counters are [`opaque()`] so that NVRTC cannot unroll the loops: there is less code to
+/// fetch, and a producer has few registers.
 #[cube]
 pub(super) fn produce(
     producer: &mut Producer,
@@ -144,8 +147,8 @@ pub(super) fn produce(
     bar_warp_sync();
     bar_arrive(CONSUMERS, comptime!(config.tile.threads() + 32));
     if elected {
-        // The weights of the first steps, into all stages; their activations once the kernel before
-        // has made them.
+        // Copies the weights of the first steps into all stages, and their activations once the
+        // preceding kernel has computed them.
         let first = PipelineState::first(
             producer.state.stages,
             producer.state.barriers,
@@ -174,14 +177,14 @@ pub(super) fn produce(
     }
 }
 
-/// A consumer waits until the producer has set up the barriers.
+/// Waits, as a consumer, until the producer has initialised the barriers.
 #[cube]
 pub(super) fn meet_producer(#[comptime] config: Config) {
     bar_sync(CONSUMERS, comptime!(config.tile.threads() + 32));
 }
 
-/// The start of warps without a producer: one sets up the barriers, then all fill all stages but
-/// two.
+/// Fills the first stages in a block without a producer: one warp initialises the barriers, then
+/// all warps fill all stages except two.
 #[cube]
 pub(super) fn fill_ahead(
     producer: &mut Producer,

@@ -1,4 +1,4 @@
-//! The copies of a stripe: which bytes of the operands go into each stage.
+//! The copies of a stripe: which bytes of the operands are copied into each stage.
 
 use super::pipeline::PipelineState;
 use crate::ptx::{
@@ -28,7 +28,7 @@ pub(super) struct Source {
     pub zeros: u64,
 }
 
-/// What is copied.
+/// The operands to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Operand {
     Weight,
@@ -36,28 +36,28 @@ pub(super) enum Operand {
     Both,
 }
 
-/// Fills stage after stage with the steps of a stripe.
+/// Fills the stages with the steps of a stripe, one after the other.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Producer {
     /// The first unit of the stripe.
     pub start: u32,
-    /// The stage that is filled next.
+    /// The stage to fill next.
     pub state: PipelineState,
-    /// The part of the tile that it belongs to, from the next step on.
+    /// The part of the tile that is not copied yet; it starts with the next step.
     part: TilePart,
     /// Steps that are not copied yet.
     pub left: u32,
     /// The tile's first chunk along N.
     chunk_n: u32,
-    /// Its chunks along N: fewer than others have where it reaches past N.
+    /// The tile's chunks along N; fewer if the tile extends beyond N.
     chunks: u32,
-    /// Its first row of activations.
+    /// The tile's first row of activations.
     row: u32,
 }
 
 #[cube]
 impl Producer {
-    /// At the start of a stripe of at least one unit.
+    /// Creates the producer at the start of a stripe of at least one unit.
     pub fn new(
         first: PipelineState,
         start: u32,
@@ -78,7 +78,7 @@ impl Producer {
         producer
     }
 
-    /// Goes to the tile of its place.
+    /// Computes the position of the current tile.
     fn enter(&mut self, lengths: &Lengths, #[comptime] config: Config) {
         let (column, row_block) = tile_place(self.part.tile, lengths, config);
         self.chunk_n = weight_chunk(column, 0u32.runtime(), lengths, config);
@@ -89,7 +89,7 @@ impl Producer {
         self.row = row_block * comptime!(config.tile.rows() as u32);
     }
 
-    /// To the next step.
+    /// Advances to the next step.
     pub fn next(&mut self, lengths: &Lengths, #[comptime] config: Config) {
         self.state.next(config);
         self.left = opaque(self.left - 1);
@@ -100,8 +100,9 @@ impl Producer {
         }
     }
 
-    /// One of all warps starts its share of the copies of the next step. The stage is the one
-    /// before the stage before that which it multiplies: it rarely waits for others.
+    /// Starts a warp's share of the copies of the next step, in a block without a producer. The
+    /// stage is the second before the stage that the warp multiplies, so it rarely waits for other
+    /// warps.
     pub fn share(
         &mut self,
         warp: u32,
@@ -155,19 +156,21 @@ impl Producer {
         mbarrier_wait_parity(self.state.full + 8, self.state.parity);
     }
 
-    /// Announces the bytes of a step: once for each step, whichever warp starts its copies.
+    /// Announces the bytes of a step to its barrier; called once for each step, whichever warps
+    /// start the copies.
     pub fn expect_bytes(&self, #[comptime] config: Config) {
         let bytes = self.chunks * comptime!((config.tile.warps_k * config.chunk_bytes()) as u32)
             + comptime!((2 * config.tile.rows() * config.tile.depth()) as u32);
         mbarrier_arrive_expect_tx(self.state.full, bytes);
     }
 
-    /// Starts one of four parts of the copies of a row of chunks, each the tiles of a step and what
-    /// goes with the chunks: chunks that are side by side follow each other in memory.
+    /// Starts one of the four parts of the copies of a row of chunks. A part is the tiles of one
+    /// step of 16 stored rows, and some of the activations, metadata, scales and zero points of the
+    /// chunks. Chunks that are side by side along N are contiguous in memory.
     ///
-    /// Past N nothing is copied: the contents of the stage there become outputs that no thread
-    /// writes. Past K the last chunk is copied again, since what a stage has there may be no
-    /// numbers; the activations are zeros there, and past M.
+    /// Beyond N nothing is copied: whatever the stage holds there only affects outputs that no
+    /// thread writes. Beyond K the last chunk is copied again, because the previous contents of a
+    /// stage may be NaN. The activations are zeros beyond K, and beyond M.
     fn start(
         &self,
         warp_k: u32,
@@ -248,9 +251,9 @@ impl Producer {
         }
     }
 
-    /// Starts the copy of row `row` of an array at `start` that has `bytes` of each chunk: of all
-    /// chunks of the tile at once, but with SwiGLU of those of the gates and of the ups by
-    /// themselves.
+    /// Starts the copy of row `row` of an array at `start` that has `bytes` bytes for each chunk.
+    /// All chunks of the tile are one copy; with SwiGLU, the chunks of the gates and those of the
+    /// ups are one copy each.
     fn copy_row(
         &self,
         to: u32,

@@ -5,10 +5,11 @@ use crate::tile::lengths::compiled_lengths;
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
-/// The CUDA text of `config` on a card of compute capability `capability` (90 for 9.0).
+/// Returns the CUDA text of the kernel of `config` on a card of compute capability `capability` (90
+/// for 9.0).
 ///
 /// # Errors
-/// CubeCL refuses the kernel.
+/// Returns CubeCL's error if it refuses the kernel.
 pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
     let kernel = Matmul::new(
         settings(config.block_threads(), ExecutionMode::Unchecked),

@@ -1,10 +1,11 @@
-//! Products of a warpgroup: `wgmma`, with the weight in registers and the activations in shared
-//! memory.
+//! The products of a warpgroup by `wgmma`, with the weight in registers and the activations in
+//! shared memory.
 //!
-//! A is 64 columns of the weight by 16 rows of K. Warp `w` of the four has its rows `16w..16w + 16`
-//! in the ownership of `mma.m16n8k16`, so each warp passes the fragment that it would pass to
-//! `mma.sync`: 16 columns of its own chunk. One instruction replaces those of all n8 tiles of
-//! activations in four warps, and no warp loads activations into registers.
+//! A is 64 columns of the weight by 16 rows of K. Warp `w` of the four holds the rows `16w..16w +
+//! 16` of A, distributed over its lanes as in `mma.m16n8k16`. Each warp therefore passes the
+//! fragment that it would pass to `mma.sync`: 16 columns of its own chunk. One instruction replaces
+//! the `mma.sync` instructions of four warps for all n8 tiles of activations, and no warp loads
+//! activations into registers.
 
 use super::pipeline::PipelineState;
 use crate::ptx::{
@@ -23,13 +24,14 @@ use crate::tile::stripe::TilePart;
 use cubecl::prelude::*;
 
 impl Config {
-    /// Accumulators of four registers, in the order of `fragment.rs`: the products', then where
-    /// weights are multiplied as they are stored those of the activations' sums.
+    /// Number of accumulators of four registers each, in the order of `fragment.rs`. The
+    /// accumulators of the products come first; if stored values are multiplied directly, those of
+    /// the activations' sums follow.
     fn accumulators(&self) -> usize {
         self.tile.batch_tiles * (self.tile.sub_tiles() + usize::from(self.multiplies_stored()))
     }
 
-    /// The first accumulator of the activations' sums.
+    /// Index of the first accumulator of the activations' sums.
     fn x_sums(&self) -> usize {
         self.tile.sub_tiles() * self.tile.batch_tiles
     }
@@ -50,7 +52,7 @@ pub(super) fn clear(#[comptime] config: Config) {
     }
 }
 
-/// An accumulator.
+/// Reads accumulator `i`.
 #[cube]
 fn accumulator(#[comptime] i: usize) -> F4 {
     let mut four = F4::new(0.0);
@@ -61,7 +63,8 @@ fn accumulator(#[comptime] i: usize) -> F4 {
     four
 }
 
-/// Waits for all products, and reads the sums where [`multiply`] has not added them up.
+/// Waits for all products, and reads the accumulators into `sums` unless [`multiply`] has already
+/// added them.
 #[cube]
 pub(super) fn end(sums: &mut Array<F4>, #[comptime] config: Config) {
     wgmma_wait_group(0usize);
@@ -73,7 +76,7 @@ pub(super) fn end(sums: &mut Array<F4>, #[comptime] config: Config) {
     }
 }
 
-/// Waits for all products of a group, and adds them to the sums.
+/// Waits for all products of a group, scales them and adds them to the sums.
 #[cube]
 fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
     wgmma_wait_group(0usize);
@@ -95,8 +98,7 @@ fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
     }
 }
 
-/// Bytes of a row of tiles of words in a stage: chunks that are side by side along N lie row by
-/// row.
+/// Bytes of a row of tiles of words in a stage; a row has the tiles of all chunks along N.
 #[cube]
 fn words_row(#[comptime] config: Config) -> comptime_type!(u32) {
     comptime!(config.tile.chunks_n() as u32 * TILE_BYTES as u32)
@@ -107,7 +109,7 @@ fn words_row(#[comptime] config: Config) -> comptime_type!(u32) {
 struct WarpPlace {
     /// The chunk along N.
     chunk: u32,
-    /// The half of the chunk, or 0 where a warp has a whole one.
+    /// The half of the chunk; 0 if a warp has a whole chunk.
     part: u32,
     /// The chunk along K.
     warp_k: u32,
@@ -129,8 +131,8 @@ impl WarpPlace {
     }
 }
 
-/// Where a warp's chunk of the weight lies in a stage: shared addresses of a lane's first words, of
-/// the scales and of the zero points.
+/// The shared-memory addresses of a warp's chunk of the weight in a stage: of a lane's first words,
+/// of the scales and of the zero points.
 #[derive(CubeType)]
 struct Chunk {
     words: u32,
@@ -167,14 +169,16 @@ impl Chunk {
     }
 }
 
-/// Waits for a step's stage, adds the products of a warp's chunk to its accumulators, those of its
-/// last 16 rows of K only by the next call, and releases the stage before.
+/// Waits for the stage of a step, adds the products of a warp's chunk to its accumulators, and
+/// releases the preceding stage. The products of the last 16 rows of K are complete only in the
+/// next call.
 ///
-/// If weights are multiplied as they are stored, a group's first products replace what the
-/// accumulators held, and after its last they are added to `sums`.
+/// If stored values are multiplied directly, a group's first products replace the contents of the
+/// accumulators, and after the group's last products the accumulators are added to `sums`.
 ///
-/// The fragments of 16 rows of K are converted while those of the 16 rows before are multiplied.
-/// Registers of a fragment may change once its products are done, so two sets alternate.
+/// The fragments of 16 rows of K are converted while the fragments of the preceding 16 rows are
+/// multiplied. The registers of a fragment may change only after its products are done, so two sets
+/// of registers alternate.
 #[cube]
 pub(super) fn multiply(
     state: &PipelineState,
@@ -274,8 +278,9 @@ pub(super) fn multiply(
 /// [`multiply`] of a 2:4 weight, by `wgmma.sp`: 128 rows of K, of which 64 are stored, in four
 /// steps of 32.
 ///
-/// `chunks` are those of the tile along N. Past them a stage holds anything, and of metadata not
-/// everything is defined: there a warp takes those of the first, for sums that no thread writes.
+/// `chunks` is the number of the tile's chunks along N. Beyond them the stage is uninitialised, and
+/// the result of `wgmma.sp` is not defined for all metadata. A warp without a chunk therefore uses
+/// the metadata of the first chunk, for sums that no thread writes.
 #[cube]
 pub(super) fn multiply_sparse(
     state: &PipelineState,
@@ -325,7 +330,7 @@ pub(super) fn multiply_sparse(
             if comptime!(step + 1 < CHUNK_STEPS) {
                 load_words(&mut a_words, words, comptime!(step + 1), words_row, config);
             }
-            // A register of metadata for every two sub-tiles.
+            // Every two sub-tiles share a register of metadata.
             let at = metadata + comptime!((step / 2) as u32 * words_row + (step % 2 * 8) as u32);
             let places = if comptime!(config.tile.sub_tiles() == 4) {
                 ld_shared_8(at)

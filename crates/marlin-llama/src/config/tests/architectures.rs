@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use super::parse;
-use crate::config::{Architecture, LlamaConfig, LlamaConfigError, RopeScaling, SlidingWindow};
+use crate::Architecture;
+use crate::architectures::ProjectionKind;
+use crate::config::{LlamaConfig, LlamaConfigError, RopeScaling, SlidingWindow};
 use crate::tests::support::{config_json, config_of, config_with};
 
 /// The `config.json` of Mistral 7B v0.1, Qwen 2.5 0.5B, Qwen 3 0.6B and Phi-3.5 mini, shortened by
@@ -59,7 +61,7 @@ fn published_configs_of_other_architectures_are_read() {
         (
             qwen2.architecture,
             qwen2.attention_bias,
-            qwen2.output_bias()
+            qwen2.block(0).projection(ProjectionKind::Output).bias
         ),
         (Architecture::Qwen2, true, false)
     );

@@ -1,4 +1,4 @@
-//! A sequence of a decoder: its prompt, and the row that continues it.
+//! A sequence of a decoder, with its prompt and the row that continues it.
 
 use marlin_decode::{Row, RowState};
 
@@ -7,28 +7,29 @@ use crate::model::CachePosition;
 use crate::suppression::Suppressed;
 
 pub(super) struct Sequence {
-    /// No other sequence of this decoder has it; later ones have greater ones.
+    /// The id of the sequence, unique in this decoder. Ids increase in the order in which sequences
+    /// join.
     pub(super) id: u64,
     pub(super) prompt: Vec<u32>,
-    /// Tokens of the prompt that went through the model.
+    /// The number of the prompt's tokens that went through the model.
     pub(super) read: usize,
-    /// The row of the next step; that of the prompt's last token before it is read.
+    /// The row of the next step; before the prompt is read, the row of its last token.
     pub(super) row: Row,
-    /// Tokens that may follow.
+    /// The number of tokens that may follow.
     pub(super) left: usize,
     pub(super) stop_tokens: Vec<u32>,
-    /// The tokens that may not come next, if there are any.
+    /// The suppressed tokens, if there are any.
     pub(super) suppressed: Option<Suppressed>,
 }
 
 impl Sequence {
-    /// True if steps continue it: at most the last token of its prompt is not read, which is that
-    /// of its row.
+    /// Returns true if steps continue the sequence: all tokens of its prompt are read, except
+    /// possibly the last one, which is the token of its row.
     pub(super) fn is_running(&self) -> bool {
         self.read + 1 >= self.prompt.len()
     }
 
-    /// The token that continues it, as the end of a prompt.
+    /// Returns the token that continues the sequence as a chunk that ends a prompt.
     pub(super) fn as_chunk(&self, slot: usize) -> Option<PromptChunk> {
         let RowState::At(position) = self.row.state else {
             return None;
@@ -43,7 +44,7 @@ impl Sequence {
         })
     }
 
-    /// True if its next step can start before the tokens of the last one are known.
+    /// Returns true if the next step can start before the tokens of the last step are known.
     pub(super) fn runs_ahead(&self) -> bool {
         self.left > 1
             && !self
@@ -52,7 +53,7 @@ impl Sequence {
                 .is_some_and(Suppressed::depends_on_tokens)
     }
 
-    /// The tokens that are read next, at most `size`.
+    /// Returns the tokens to read next, at most `size`.
     pub(super) fn chunk(&self, size: usize) -> &[u32] {
         &self.prompt[self.read..self.prompt.len().min(self.read + size)]
     }

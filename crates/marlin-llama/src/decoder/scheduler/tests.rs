@@ -1,4 +1,4 @@
-//! The scheduler on a simulated device, with and without look-ahead.
+//! Tests of the scheduler on a simulated device, with and without look-ahead.
 
 use rand::RngExt;
 
@@ -15,9 +15,9 @@ mod suppression;
 
 const WINDOW: usize = 4000;
 const VOCAB: usize = 1000;
-/// Most tokens of prompts that a step reads while sequences are running.
+/// The largest number of prompt tokens that a step reads while sequences are running.
 const CHUNK: usize = 512;
-/// The same while none is.
+/// The largest number of prompt tokens that a step reads while no sequence is running.
 const LONG_CHUNK: usize = 800;
 
 fn options(max_new_tokens: usize) -> SequenceOptions {
@@ -30,14 +30,14 @@ fn options(max_new_tokens: usize) -> SequenceOptions {
     }
 }
 
-/// A prompt of so many tokens.
+/// A prompt of `tokens` tokens.
 fn prompt(tokens: usize) -> Vec<u32> {
     (0..tokens as u32)
         .map(|token| token * 7 % VOCAB as u32)
         .collect()
 }
 
-/// Steps, and returns the slots that have a token, and the work that the step gave the device.
+/// Runs a step, and returns the slots that have a token and the work that the step gave the device.
 fn step(scheduler: &mut Scheduler<Simulated>) -> (Vec<usize>, Vec<Work>) {
     scheduler.engine.work.clear();
     let decoded = scheduler.step().unwrap();
@@ -89,7 +89,7 @@ fn a_sequence_has_its_tokens_while_another_prompt_is_read() {
     );
     assert_eq!(step(&mut decoder), (vec![0, 1], vec![Start(vec![0, 1])]));
 
-    // With look-ahead the step of each call was started by the call before.
+    // With look-ahead the step of each call was started by the previous call.
     let mut decoder = scheduler(2, true);
     decoder.join(&prompt(3), &options(99)).unwrap();
     step(&mut decoder);
@@ -117,7 +117,7 @@ fn a_sequence_has_its_tokens_while_another_prompt_is_read() {
 #[test]
 fn prompts_are_read_oldest_first_and_short_ones_together() {
     let mut decoder = scheduler(6, false);
-    // A prompt of one token is as one that is read: steps take its last token.
+    // A prompt of one token counts as read: steps take its last token.
     decoder.join(&prompt(1), &options(99)).unwrap();
     assert_eq!(step(&mut decoder), (vec![0], vec![Start(vec![0])]));
     for tokens in [200, 312, 2, 600, 5] {
@@ -190,7 +190,7 @@ fn a_sequence_that_leaves_the_queue_is_dropped() {
     );
     let work = vec![First(2, 512..800), First(1, 0..40), Start(vec![0])];
     assert_eq!(step(&mut decoder), (vec![0, 1, 2], work));
-    // A slot that no sequence has, and one that does not exist.
+    // A slot without a sequence, and a slot that does not exist.
     decoder.leave(3);
     decoder.leave(99);
     assert_eq!(decoder.sequences(), 3);
@@ -244,13 +244,13 @@ fn running_sequences_go_on_in_the_passes_of_prompts() {
             vec![Prefill(0, 0..800), First(0, 800..900), Prefill(1, 0..700)]
         )
     );
-    // The last token of a prompt, which is left, is as a row that continues.
+    // The remaining last token of a prompt is a row like those that continue.
     assert_eq!(
         step(&mut decoder),
         (vec![0, 1], vec![Start(vec![0, 1]), Next(vec![0, 1])])
     );
     decoder.join(&prompt(600), &options(99)).unwrap();
-    // The step that is under way comes first.
+    // The step that was already started comes first.
     assert_eq!(step(&mut decoder), (vec![0, 1], vec![]));
     assert_eq!(
         step(&mut decoder),
@@ -275,7 +275,7 @@ fn running_sequences_go_on_in_the_passes_of_prompts() {
     );
 }
 
-/// A sequence of a slot, and its tokens so far.
+/// The sequence in a slot, with its tokens so far.
 struct Running {
     prompt: Vec<u32>,
     max_new_tokens: usize,

@@ -9,13 +9,13 @@ use burn::tensor::{DType, Int, Tensor, TensorData, s};
 use burn_marlin::device::apart;
 use std::ops::Range;
 
-/// Features of a block of the factor.
+/// The number of features in a block of the factor.
 const BLOCK: usize = 128;
 
-/// The upper triangular `U` with `H⁻¹ = Uᵀ U` of a Hessian [K, K] whose features are rounded in
-/// `order`, and the damping that it took: what [`InverseFactor`](crate::factor::InverseFactor) is
-/// on the host. Beside the Hessian one matrix of its size is on the device: what each step leaves
-/// is where the one before had it.
+/// Returns the upper triangular `U` with `H⁻¹ = Uᵀ U` of a Hessian [K, K] whose features are
+/// rounded in `order`, and the damping that was used: the device's form of
+/// [`InverseFactor`](crate::factor::InverseFactor). Beside the Hessian, only one matrix of its size
+/// is on the device: each step overwrites the result of the step before.
 pub(super) fn inverse_factor(
     hessian: &Tensor<2>,
     order: &Tensor<1, Int>,
@@ -49,7 +49,7 @@ pub(super) fn inverse_factor(
     Err(QuantError::NoFactor { k, damping: tried })
 }
 
-/// A Hessian with its features in another order.
+/// Returns the Hessian with its features in `order`.
 fn ordered(hessian: &Tensor<2>, order: &Tensor<1, Int>) -> Tensor<2> {
     let (k, device) = (order.dims()[0], hessian.device());
     let mut found = apart(&device, || Tensor::empty([k, k], (&device, DType::F32)));
@@ -63,9 +63,9 @@ fn ordered(hessian: &Tensor<2>, order: &Tensor<1, Int>) -> Tensor<2> {
     found
 }
 
-/// The upper triangular `R` with `H + added = R Rᵀ`, and the inverses of its diagonal blocks: a
-/// blocked Cholesky factorisation that begins with the last block. `R` takes the place of the
-/// Hessian, of which the blocks below the diagonal stay. `None` if `H + added` is not positive
+/// Returns the upper triangular `R` with `H + added = R Rᵀ`, and the inverses of its diagonal
+/// blocks, by a blocked Cholesky factorisation that begins with the last block. `R` overwrites the
+/// Hessian, except the blocks below the diagonal. Returns `None` if `H + added` is not positive
 /// definite.
 fn upper_blocks(
     hessian: Tensor<2>,
@@ -95,8 +95,8 @@ fn upper_blocks(
             Tensor::<2>::from_data(TensorData::new(values, [rows, rows]), (&device, DType::F32))
         };
         let inverted = to_device(inverted);
-        // Before anything is written: nothing else may look at the matrix then, or all of it would
-        // be copied.
+        // This product is computed before anything is written: if another tensor still referred to
+        // the matrix then, all of it would be copied.
         let above = (start > 0)
             .then(|| product(panel.slice(s![0..start, ..]), inverted.clone().transpose()));
         factor = factor.slice_assign(
@@ -111,9 +111,9 @@ fn upper_blocks(
     Ok(Some((factor, inverses)))
 }
 
-/// The inverse of an upper triangular matrix, whose diagonal blocks have the inverses given, from
-/// the last to the first. It takes the place of the matrix; what is below its diagonal blocks does
-/// not count.
+/// Returns the inverse of an upper triangular matrix, given the inverses of its diagonal blocks
+/// from the last to the first. The inverse overwrites the matrix; values below the diagonal blocks
+/// are ignored.
 fn inverse_of(mut factor: Tensor<2>, inverses: Vec<Tensor<2>>) -> Tensor<2> {
     let (k, device) = (factor.dims()[0], factor.device());
     for (start, inverted) in (0..k).step_by(BLOCK).rev().zip(inverses) {
@@ -130,8 +130,8 @@ fn inverse_of(mut factor: Tensor<2>, inverses: Vec<Tensor<2>>) -> Tensor<2> {
 }
 
 /// Inverts the part `start..end` of an upper triangular matrix whose diagonal blocks are inverted:
-/// its halves, and then what is above and to the right of both, which becomes `-A⁻¹ B D⁻¹` of a
-/// matrix `[A, B; 0, D]`.
+/// first the two halves `A` and `D` of the matrix `[A, B; 0, D]`, then `B`, which becomes `-A⁻¹ B
+/// D⁻¹`.
 fn with_inverse(mut matrix: Tensor<2>, start: usize, end: usize) -> Tensor<2> {
     let blocks = (end - start).div_ceil(BLOCK);
     if blocks < 2 {
@@ -140,8 +140,8 @@ fn with_inverse(mut matrix: Tensor<2>, start: usize, end: usize) -> Tensor<2> {
     let middle = start + blocks / 2 * BLOCK;
     matrix = with_inverse(matrix, start, middle);
     matrix = with_inverse(matrix, middle, end);
-    // `A⁻¹` has zeros before the diagonal: a row of the result needs only those of `B` from its own
-    // on, which are still there.
+    // `A⁻¹` has zeros before the diagonal: a row of the result needs only the same and later rows
+    // of `B`, which are not overwritten yet.
     for rows in panels(start..middle, end - start) {
         let part =
             |rows: Range<usize>, columns: Range<usize>| matrix.clone().slice(s![rows, columns]);
@@ -164,7 +164,8 @@ mod tests {
     use burn::tensor::Device;
     use marlin_format::{GroupSize, QuantSpec};
 
-    /// In more panels than one, with features that are always zero, and in another order.
+    /// Compares the factors with several panels, a feature that is always zero, and reordered
+    /// features.
     #[test]
     fn the_factor_of_blocks_is_that_of_the_host() {
         let (k, tokens, mut rng) = (2500, 200, generator());

@@ -1,10 +1,10 @@
-//! The grids that a column is rounded to: their scales, zero points and codes.
+//! The scales, zero points and codes of the grids that a column is rounded to.
 
 use super::Levels;
 use cubecl::prelude::*;
 use marlin_format::ScaleDtype;
 
-/// The range of a column, 0 in it.
+/// Returns the range of a column, which includes 0.
 #[cube]
 pub(super) fn range(weight: &[f32], column: usize, n: usize, rows: usize) -> (f32, f32) {
     let mut low = 0.0f32.runtime();
@@ -17,7 +17,7 @@ pub(super) fn range(weight: &[f32], column: usize, n: usize, rows: usize) -> (f3
     (low, high)
 }
 
-/// The part of the whole range that grid `index` of a search has:
+/// Returns the part of the whole range that grid `index` of a search covers:
 /// [`Grid::candidate`](crate::grid::Grid::candidate).
 #[cube]
 fn part(index: u32, #[comptime] levels: Levels) -> f32 {
@@ -29,11 +29,11 @@ fn part(index: u32, #[comptime] levels: Levels) -> f32 {
     1.0 - f32::cast_from(index) / 100.0
 }
 
-/// The scale of grid `index` of a range, rounded to its dtype:
+/// Returns the scale of grid `index` for a range, rounded to its dtype:
 /// [`Grid::candidate`](crate::grid::Grid::candidate).
 #[cube]
 pub(super) fn scale_of(low: f32, high: f32, index: u32, #[comptime] levels: Levels) -> f32 {
-    // The least positive number of the dtype, where all weights are zero.
+    // The smallest positive number of the dtype, for groups whose weights are all zero.
     let least = comptime!(match levels.scale {
         ScaleDtype::F16 => 5.9604645e-8f32,
         ScaleDtype::BF16 | ScaleDtype::F32 => f32::MIN_POSITIVE,
@@ -49,7 +49,7 @@ pub(super) fn scale_of(low: f32, high: f32, index: u32, #[comptime] levels: Leve
     }
 }
 
-/// The zero point of grid `index` of a range.
+/// Returns the zero point of grid `index` for a range.
 #[cube]
 pub(super) fn zero_of(low: f32, scale: f32, index: u32, #[comptime] levels: Levels) -> f32 {
     if comptime!(levels.has_zero_points) {
@@ -63,7 +63,7 @@ pub(super) fn zero_of(low: f32, scale: f32, index: u32, #[comptime] levels: Leve
     }
 }
 
-/// The q of the nearest level.
+/// Returns the code q of the nearest level.
 #[cube]
 pub(super) fn code(value: f32, scale: f32, zero: f32, #[comptime] levels: Levels) -> f32 {
     clamp(
@@ -73,16 +73,16 @@ pub(super) fn code(value: f32, scale: f32, zero: f32, #[comptime] levels: Levels
     )
 }
 
-/// A value, not below 0, rounded to a dtype; above the largest of f16 to what f16 would have there
-/// with a larger exponent, for the host to refuse. In arithmetic, because NVIDIA's compiler for
-/// Vulkan drops a conversion to the dtype and back.
+/// Rounds a value, not below 0, to a dtype. Above the largest value of f16, it rounds as f16 would
+/// with a larger exponent, and the host refuses the result. The rounding uses arithmetic, because
+/// NVIDIA's compiler for Vulkan drops a conversion to the dtype and back.
 #[cube]
 fn rounded_to(value: f32, #[comptime] dtype: ScaleDtype) -> f32 {
     if comptime!(dtype == ScaleDtype::F32) {
         value
     } else {
-        // Bits after the leading one, and the least exponent: below it neighbours are no closer.
-        // bf16's would be -126, for which the step is no normal number.
+        // The bits after the leading one, and the least exponent, below which neighbouring values
+        // are no closer. For bf16 it would be -126, for which the step is not a normal number.
         let (bits, least) = comptime!(if dtype == ScaleDtype::F16 {
             (10, -14i32)
         } else {

@@ -1,4 +1,4 @@
-//! `json.dumps` of Python.
+//! Python's `json.dumps`.
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
@@ -59,9 +59,9 @@ struct Writer {
     out: String,
     ensure_ascii: bool,
     sort_keys: bool,
-    /// What a level is indented by; all on one line without it.
+    /// The indent of a level; `None` writes everything on one line.
     indent: Option<String>,
-    /// Between values, and between a key and its value.
+    /// The separator between values, and the separator between a key and its value.
     separators: [String; 2],
 }
 
@@ -118,7 +118,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes values in brackets, on lines of their own where there is an indent.
+    /// Writes values in brackets, each on a line of its own if there is an indent.
     fn container<T>(
         &mut self,
         [open, close]: [char; 2],
@@ -173,7 +173,7 @@ impl Writer {
     }
 }
 
-/// A number, a truth value or nothing, as JSON.
+/// Formats a number, a boolean or a null as JSON.
 fn scalar(value: &Value) -> String {
     match value.kind() {
         ValueKind::None => "null".into(),

@@ -1,4 +1,4 @@
-//! Python's methods of texts, lists and dictionaries, but for those that change them, which
+//! Python's methods of texts, lists and dictionaries, except the methods that modify them, which
 //! transformers refuses.
 
 use minijinja::formatting::{FormatStyle, format};
@@ -11,7 +11,7 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-/// The result of `value.name(args)`.
+/// Returns the result of `value.name(args)`.
 pub(super) fn call(
     _state: &mut State<'_, '_>,
     value: &Value,
@@ -52,12 +52,12 @@ impl Arguments {
         })
     }
 
-    /// The next argument; `none` counts as none.
+    /// The next argument; a value of `none` counts as a missing argument.
     fn next(&mut self) -> Option<Value> {
         self.positional.next().filter(|value| !value.is_none())
     }
 
-    /// The next argument, which may be given by its name.
+    /// The next argument, which may also be given by name.
     fn next_or(&mut self, name: &str) -> Result<Option<Value>, Error> {
         match (self.positional.next(), &self.named) {
             (Some(value), _) => Ok(Some(value).filter(|value| !value.is_none())),
@@ -76,7 +76,7 @@ impl Arguments {
         self.next().map(i64::try_from).transpose()
     }
 
-    /// The start and the end of a part of `length` values, as in a slice.
+    /// The start and end arguments as a range of `length` values, as in a slice.
     fn bounds(&mut self, length: usize) -> Result<std::ops::Range<usize>, Error> {
         let clipped = |bound: i64| {
             let distance = usize::try_from(bound.unsigned_abs()).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! A chat template at work.
+//! The chat template that a worker renders.
 
 mod json;
 mod methods;
@@ -17,24 +17,24 @@ use minijinja::{Environment, Error, ErrorKind as TemplateErrorKind, context};
 #[derive(Debug)]
 pub(super) struct Template {
     environment: Environment<'static>,
-    /// Tokens that it may name, such as `bos_token`.
+    /// The tokens that the template may name, such as `bos_token`.
     special_tokens: BTreeMap<String, String>,
 }
 
-/// The template's name in its environment, which messages show.
+/// The template's name in its environment. Error messages show it.
 const NAME: &str = "chat_template";
 
-/// Steps after which a template is assumed to run forever; those of published models need a few
-/// hundred for each message. They must end within the time that a template has, on a slow core and
-/// without optimisation too: there 10 million took 2.7 of its 4 s, and more than 4 beside other
-/// work (AMD EPYC without AVX-512).
+/// The number of steps after which a template is assumed to run forever. Templates of published
+/// models need a few hundred steps for each message. The steps must fit in a template's time limit,
+/// also on a slow core and without optimisation: there 10 million steps took 2.7 of the 4 s, and
+/// more than 4 s beside other work (AMD EPYC without AVX-512).
 const FUEL: u64 = 4_000_000;
 
 impl Template {
     pub fn compile(text: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, String> {
         let error = |error: Error| with_causes(&error);
         let mut environment = Environment::new();
-        // As `transformers` sets Jinja up, and values as Python has them.
+        // Jinja is set up as in `transformers`, and values behave as in Python.
         environment.set_syntax(
             SyntaxConfig::builder()
                 .trim_blocks(true)
@@ -53,7 +53,8 @@ impl Template {
         environment.add_filter("items", values::items);
         environment.add_filter("int", values::int);
         environment.add_filter("float", values::float);
-        // What has values by index or key, and what a loop takes, are the same values.
+        // Both tests are true for the same values: a loop accepts every value with an index or
+        // keys.
         for name in ["sequence", "iterable"] {
             environment.add_test(name, values::is_sequence);
         }
@@ -99,12 +100,12 @@ impl Template {
     }
 }
 
-/// The function with which templates refuse a conversation.
+/// The function `raise_exception`, with which templates refuse a conversation.
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(TemplateErrorKind::InvalidOperation, message))
 }
 
-/// `datetime.now().strftime` of Python.
+/// The function `strftime_now`: Python's `datetime.now().strftime`.
 fn strftime_now(format: &str) -> Result<String, Error> {
     let text = jiff::fmt::strtime::format(format, &jiff::Zoned::now());
     text.map_err(|error| {

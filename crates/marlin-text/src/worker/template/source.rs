@@ -1,14 +1,14 @@
-//! Template texts as minijinja takes them, where its syntax is not Jinja's.
+//! Rewrites template texts for minijinja, where its syntax differs from Jinja's.
 //!
-//! | Jinja | here |
+//! | Jinja | minijinja |
 //! |---|---|
-//! | `a % b`, also the format of a text | `(a)|__mod__(b)`, a filter that knows both |
-//! | `{% generation %}` of transformers, which marks what a model is trained on and renders nothing itself | `{% if true %}` |
+//! | `a % b`, also the format of a text | `(a)|__mod__(b)`, a filter that implements both |
+//! | `{% generation %}` of transformers, which marks the text that a model is trained on and renders nothing itself | `{% if true %}` |
 
 /// The name of the filter that `%` becomes.
 pub(super) const MOD: &str = "__mod__";
 
-/// A template's text, rewritten.
+/// Rewrites a template's text.
 pub(super) fn rewritten(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -20,7 +20,7 @@ pub(super) fn rewritten(text: &str) -> String {
             Some(b'%' | b'{') => rewrite_tag(tag, &mut out),
             _ => 1,
         };
-        // What of it is not in the output yet.
+        // `rewrite_tag` has already appended a tag; other text is appended here.
         if !matches!(tag.as_bytes().get(1), Some(b'%' | b'{')) {
             out.push_str(&tag[..length]);
         }
@@ -30,11 +30,11 @@ pub(super) fn rewritten(text: &str) -> String {
     out
 }
 
-/// Appends the tag that `text` begins with, and all that follows it up to the end of a raw block.
-/// Returns the bytes that this was.
+/// Appends the tag that `text` begins with, and after a `raw` tag all text up to the end of the
+/// block. Returns the number of bytes read.
 fn rewrite_tag(text: &str, out: &mut String) -> usize {
     let Some((tokens, end)) = tokens(text) else {
-        // No end: minijinja says so.
+        // The tag does not end; minijinja reports that.
         out.push_str(text);
         return text.len();
     };
@@ -61,7 +61,7 @@ fn rewrite_tag(text: &str, out: &mut String) -> usize {
     end
 }
 
-/// Bytes up to the tag that ends a raw block.
+/// The number of bytes up to the tag that ends a raw block.
 fn raw_length(text: &str) -> usize {
     let ends = text.match_indices("{%").find(|(start, _)| {
         text[start + 2..]
@@ -74,7 +74,7 @@ fn raw_length(text: &str) -> usize {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A name, a number or a text.
+    /// A name or a keyword.
     Name,
     Number,
     Text,
@@ -88,7 +88,8 @@ struct Token {
     end: usize,
 }
 
-/// The tokens of the tag that `text` begins with, and where it ends; `None` where it does not.
+/// The tokens of the tag that `text` begins with, and the position of the tag's end; `None` if the
+/// tag does not end.
 fn tokens(text: &str) -> Option<(Vec<Token>, usize)> {
     let (bytes, close) = (
         text.as_bytes(),
@@ -145,7 +146,7 @@ fn tokens(text: &str) -> Option<(Vec<Token>, usize)> {
     }
 }
 
-/// Bytes of a text with its quotes.
+/// The number of bytes of a quoted text, with its quotes.
 fn text_length(text: &str, quote: char) -> Option<usize> {
     let mut characters = text.char_indices().skip(1);
     while let Some((at, character)) = characters.next() {
@@ -158,7 +159,7 @@ fn text_length(text: &str, quote: char) -> Option<usize> {
     None
 }
 
-/// Bytes of a number: `1_000`, `0x1f`, `1.5`, `1e-5`.
+/// The number of bytes of a numeric literal: `1_000`, `0x1f`, `1.5`, `1e-5`.
 fn number_length(text: &str) -> usize {
     let bytes = text.as_bytes();
     let digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
@@ -176,7 +177,8 @@ fn number_length(text: &str) -> usize {
     at
 }
 
-/// Names that are no operands: what follows or precedes one of them is an expression of its own.
+/// Names that are not operands. The text before and the text after such a name are separate
+/// expressions.
 const KEYWORDS: [&str; 19] = [
     "and",
     "block",
@@ -199,13 +201,13 @@ const KEYWORDS: [&str; 19] = [
     "with",
 ];
 
-/// An expression, or one in brackets within it, up to the token that is read.
+/// The state of an expression, or of a bracketed expression within it, up to the current token.
 #[derive(Debug, Clone, Copy, Default)]
 struct Level {
-    /// Where in the output the operands begin that `*`, `/`, `//` and `%` join; they bind from left
-    /// to right.
+    /// The position in the output where a chain of operands begins. `*`, `/`, `//` and `%` join the
+    /// operands of a chain and bind from left to right.
     chain: Option<usize>,
-    /// True behind an operand.
+    /// True after an operand.
     operand: bool,
     /// True if the bracket around the right side of a `%` is open.
     open: bool,
@@ -219,17 +221,17 @@ impl Level {
         }
     }
 
-    /// Ends the operands that are joined.
+    /// Ends the chain of operands.
     fn end(&mut self, out: &mut String) {
         self.close(out);
         (self.chain, self.operand) = (None, false);
     }
 }
 
-/// Appends a tag of these tokens, `%` as a filter of all that it divides.
+/// Appends a tag with these tokens. `%` becomes a filter applied to its whole left side.
 fn rewrite_expressions(text: &str, tokens: &[Token], end: usize, out: &mut String) {
     let (mut outer, mut level, mut last) = (Vec::new(), Level::default(), 0);
-    // After a dot or a bar comes a name, whatever it is.
+    // Any word after a dot or a bar is a name.
     let (mut named, mut kind_before) = (false, Kind::Operator);
     for token in tokens {
         let (gap, word) = (&text[last..token.start], &text[token.start..token.end]);
@@ -268,7 +270,7 @@ fn rewrite_expressions(text: &str, tokens: &[Token], end: usize, out: &mut Strin
             }
             (Kind::Operator, "-" | "+") if !level.operand => begin(&mut level, gap, out),
             (Kind::Operator, _) => level.end(out),
-            // Texts side by side are one.
+            // Adjacent texts are one operand.
             (Kind::Text, _) if level.operand && kind_before == Kind::Text => {}
             (Kind::Name | Kind::Number | Kind::Text, _) => {
                 if level.operand {
@@ -286,7 +288,7 @@ fn rewrite_expressions(text: &str, tokens: &[Token], end: usize, out: &mut Strin
     out.push_str(&text[last..end]);
 }
 
-/// Begins an operand behind `gap`, if none is begun.
+/// Begins a chain of operands after `gap`, if none has begun.
 fn begin(level: &mut Level, gap: &str, out: &str) {
     level.chain.get_or_insert(out.len() + gap.len());
 }

@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use super::*;
 
-/// Templates that are rendered otherwise than in Python, and why that stays.
+/// Templates that render differently from Python, and the reason why the difference is accepted.
 const OTHERWISE: [(&str, &str); 41] = [
     ("{{ 'a' | center(5) ~ '|' }}", "in no published template"),
     ("{{ h | urlencode }}", "in no published template"),

@@ -1,17 +1,18 @@
-//! Texts as Python's `str` sees them.
+//! Operations on texts, with the behaviour of Python's `str`.
 
 use std::ops::Range;
 use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// Returns true for what Python strips and splits at: Unicode's white space, and the separators of
-/// ASCII.
+/// Returns true for the characters that Python strips and splits at: Unicode's white space, and the
+/// separators of ASCII.
 pub(super) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
 }
 
-/// The part of a text between two of its characters; `None` where it would begin behind its end.
+/// Returns the part of a text between two character positions; `None` if the part would begin after
+/// the end of the text.
 pub(super) fn part(text: &str, bounds: Range<usize>) -> Option<&str> {
     let mut places = text.char_indices().map(|(at, _)| at).chain([text.len()]);
     let start = places.nth(bounds.start)?;
@@ -21,7 +22,8 @@ pub(super) fn part(text: &str, bounds: Range<usize>) -> Option<&str> {
     }
 }
 
-/// The character at which another text begins within bounds, the first or the last.
+/// Returns the position, in characters, of the first or last occurrence of another text within
+/// bounds.
 pub(super) fn find(text: &str, other: &str, bounds: Range<usize>, last: bool) -> Option<usize> {
     let part = part(text, bounds.clone())?;
     let at = if last {
@@ -32,7 +34,7 @@ pub(super) fn find(text: &str, other: &str, bounds: Range<usize>, last: bool) ->
     Some(bounds.start + part[..at].chars().count())
 }
 
-/// The words of a text; after `most` splits the rest is one.
+/// Returns the words of a text. After `most` splits the rest of the text is one word.
 pub(super) fn split_spaces(text: &str, most: usize) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text.trim_start_matches(is_space));
     while !rest.is_empty() {
@@ -48,7 +50,7 @@ pub(super) fn split_spaces(text: &str, most: usize) -> Vec<&str> {
     parts
 }
 
-/// The same from the end.
+/// Returns the words of a text like [`split_spaces`], but splits from the end.
 pub(super) fn rsplit_spaces(text: &str, most: usize) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text.trim_end_matches(is_space));
     while !rest.is_empty() {
@@ -66,7 +68,7 @@ pub(super) fn rsplit_spaces(text: &str, most: usize) -> Vec<&str> {
     parts
 }
 
-/// The lines of a text, with their ends or without.
+/// Returns the lines of a text, with or without their line ends.
 pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let ends = |character| {
         matches!(
@@ -88,14 +90,14 @@ pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     lines
 }
 
-/// Fills a text up to `width` characters: `ljust` behind it, `rjust` before it, `center` on both
+/// Pads a text to `width` characters: `ljust` after the text, `rjust` before it, `center` on both
 /// sides.
 pub(super) fn justify(text: &str, width: usize, fill: char, how: &str) -> String {
     let missing = width.saturating_sub(text.chars().count());
     let before = match how {
         "ljust" => 0,
         "rjust" => missing,
-        // Of an odd number the smaller half, but before a text of an even width.
+        // If the number is odd, the smaller half; the larger half before a text of even width.
         _ => missing / 2 + (missing & width & 1),
     };
     let fill = |count| std::iter::repeat_n(fill, count);
@@ -105,7 +107,7 @@ pub(super) fn justify(text: &str, width: usize, fill: char, how: &str) -> String
         .collect()
 }
 
-/// Spaces up to the next multiple of `size` in place of tabs.
+/// Replaces tabs with spaces up to the next multiple of `size`.
 pub(super) fn expand_tabs(text: &str, size: usize) -> String {
     let (mut out, mut column) = (String::with_capacity(text.len()), 0);
     for character in text.chars() {
@@ -128,15 +130,15 @@ pub(super) fn expand_tabs(text: &str, size: usize) -> String {
     out
 }
 
-/// The character that begins a word in a title: `Ss` of `ß`, and of one that is two letters, such
-/// as `ǆ`, the form with one capital.
+/// Converts the first character of a word to title case: `Ss` for `ß`; for a character that is two
+/// letters, such as `ǆ`, the form with one capital.
 fn title_case(character: char) -> String {
     match character {
         'Ǆ'..='ǆ' => "ǅ".into(),
         'Ǉ'..='ǉ' => "ǈ".into(),
         'Ǌ'..='ǌ' => "ǋ".into(),
         'Ǳ'..='ǳ' => "ǲ".into(),
-        // Georgian has capitals for whole words alone.
+        // Georgian has capitals only for whole words.
         'ა'..='ჺ' | 'ჽ'..='ჿ' => character.into(),
         _ => {
             let mut upper = character.to_uppercase();
@@ -161,11 +163,13 @@ fn is_cased(character: char) -> bool {
     character.is_lowercase() || character.is_uppercase() || is_title_case(character)
 }
 
-/// A text whose words begin with a capital; a word is a run of letters that have capitals.
+/// Converts a text to title case: every word begins with a capital. A word is a run of letters that
+/// have capitals.
 pub(super) fn title(text: &str) -> String {
     let (lower, mut in_word) = (text.to_lowercase(), false);
     if lower.chars().count() != text.chars().count() {
-        // A character becomes several: each by itself, as a final sigma is too rare beside one.
+        // A character becomes several in lower case. Characters are then converted one by one; a
+        // final sigma beside such a character is too rare to matter.
         return text
             .chars()
             .flat_map(|character| {
@@ -190,7 +194,7 @@ fn word_character(character: char, lower: String, in_word: &mut bool) -> Vec<cha
     .collect()
 }
 
-/// A text that begins with a capital.
+/// Converts the first character to title case and the rest to lower case.
 pub(super) fn capitalize(text: &str) -> String {
     let mut characters = text.chars();
     match characters.next() {
@@ -199,7 +203,7 @@ pub(super) fn capitalize(text: &str) -> String {
     }
 }
 
-/// Small letters for capitals, and capitals for small letters.
+/// Swaps upper and lower case.
 pub(super) fn swapcase(text: &str) -> String {
     let swapped = |character: char| -> Vec<char> {
         match character {
@@ -211,11 +215,11 @@ pub(super) fn swapcase(text: &str) -> String {
     text.chars().flat_map(swapped).collect()
 }
 
-/// A text in which letters are the same that differ in case alone.
+/// Folds the case: letters that differ only in case become equal.
 pub(super) fn casefold(text: &str) -> String {
     let folded = |character: char| -> Vec<char> {
         match character {
-            // Its capital is that of another letter.
+            // Its capital is also the capital of another letter.
             'ı' => vec![character],
             _ => character
                 .to_uppercase()
@@ -226,18 +230,19 @@ pub(super) fn casefold(text: &str) -> String {
     text.chars().flat_map(folded).collect()
 }
 
-/// A pattern of Unicode's categories that all of a text matches.
+/// Compiles a pattern of Unicode categories that must match a whole text.
 fn whole(class: &str) -> Regex {
     Regex::new(&format!(r"\A{class}\z"))
         .unwrap_or_else(|error| unreachable!("a constant pattern: {error}"))
 }
 
-/// What a text is, by the method's name; `None` for another method.
+/// Returns the result of a method that tests a text, by the method's name; `None` for another
+/// method.
 pub(super) fn is(text: &str, method: &str) -> Option<bool> {
     static ALPHA: LazyLock<Regex> = LazyLock::new(|| whole(r"\p{L}+"));
     static ALNUM: LazyLock<Regex> = LazyLock::new(|| whole(r"[\p{L}\p{N}]+"));
     static DECIMAL: LazyLock<Regex> = LazyLock::new(|| whole(r"\p{Nd}+"));
-    // Digits that stand higher, lower or in circles count, numbers from ten on do not.
+    // Superscript, subscript and circled digits count, numbers from ten on do not.
     static DIGIT: LazyLock<Regex> =
         LazyLock::new(|| whole("[\\p{Nd}²³¹⁰⁴-⁹₀-₉፩-፱①-⑨⑴-⑼⒈-⒐⓪⓵-⓽⓿❶-❾➀-➈➊-➒🄀-🄊]+"));
     static NUMERIC: LazyLock<Regex> =

@@ -1,4 +1,4 @@
-//! Values as Python writes and joins them, where minijinja does otherwise.
+//! Formatting of values and filters as in Python, where minijinja differs.
 
 use std::fmt::Write;
 
@@ -10,8 +10,8 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-/// `str` of a float: the shortest digits that are read back as the same number, with an exponent
-/// below 0.0001 and from 1e16 on.
+/// Python's `str` of a float: the shortest digits that are read back as the same number, with an
+/// exponent below 0.0001 and from 1e16 on.
 pub(super) fn float_text(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
@@ -33,7 +33,7 @@ pub(super) fn float_text(number: f64) -> String {
     }
 }
 
-/// `str` of a value.
+/// Python's `str` of a value.
 pub(super) fn text(value: &Value) -> String {
     match value.kind() {
         ValueKind::Number | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => repr(value),
@@ -41,7 +41,7 @@ pub(super) fn text(value: &Value) -> String {
     }
 }
 
-/// `repr` of a value.
+/// Python's `repr` of a value.
 fn repr(value: &Value) -> String {
     match value.kind() {
         ValueKind::Number if !value.is_integer() => {
@@ -66,7 +66,7 @@ fn repr(value: &Value) -> String {
             for key in value.try_iter().into_iter().flatten() {
                 let separator = if out.len() > 1 { ", " } else { "" };
                 let inner = value.get_item(&key).unwrap_or_default();
-                // Writing to a text does not fail.
+                // Writing to a string does not fail.
                 let _ = write!(out, "{separator}{}: {}", repr(&key), repr(&inner));
             }
             out + "}"
@@ -97,7 +97,7 @@ pub(super) fn string(value: &Value) -> Value {
     }
 }
 
-/// The filters `length` and `count`: nothing that is undefined has a length of 0.
+/// The filters `length` and `count`. An undefined value has a length of 0.
 pub(super) fn length(value: &Value) -> Result<usize, Error> {
     match value.kind() {
         ValueKind::Undefined => Ok(0),
@@ -125,7 +125,7 @@ pub(super) fn last(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The filter `items`: nothing that is undefined has none.
+/// The filter `items`. An undefined value has no items.
 pub(super) fn items(value: &Value) -> Result<Value, Error> {
     if value.is_undefined() {
         Ok(Value::from(Vec::<Value>::new()))
@@ -156,7 +156,7 @@ pub(super) fn join(
     Ok(texts?.join(&separator))
 }
 
-/// The filter `replace`, of all places or the first ones.
+/// The filter `replace`, for all occurrences or the first `count`.
 pub(super) fn replace(value: &Value, old: String, new: String, count: Option<i64>) -> String {
     match count.and_then(|count| usize::try_from(count).ok()) {
         Some(count) => text(value).replacen(&old, &new, count),
@@ -164,7 +164,7 @@ pub(super) fn replace(value: &Value, old: String, new: String, count: Option<i64
     }
 }
 
-/// The filter `int`: what is no number is the default.
+/// The filter `int`. A value that is not a number becomes the default.
 pub(super) fn int(
     value: &Value,
     default: Option<Value>,
@@ -213,7 +213,7 @@ pub(super) fn int(
     })
 }
 
-/// The filter `float`: what is no number is the default.
+/// The filter `float`. A value that is not a number becomes the default.
 pub(super) fn float(value: &Value, default: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let default = default
         .or(kwargs.get("default")?)
@@ -234,7 +234,7 @@ pub(super) fn float(value: &Value, default: Option<Value>, kwargs: Kwargs) -> Re
     })
 }
 
-/// The tests `sequence` and `iterable`; nothing that is undefined is one, too.
+/// The tests `sequence` and `iterable`. They are true for an undefined value, too.
 pub(super) fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
@@ -246,7 +246,7 @@ pub(super) fn is_sequence(value: &Value) -> bool {
     )
 }
 
-/// The filters `escape` and `e`: what is safe already stays.
+/// The filters `escape` and `e`. Values that are already safe stay unchanged.
 pub(super) fn escape(value: &Value) -> Value {
     if value.is_safe() {
         value.clone()
@@ -316,7 +316,8 @@ pub(super) fn modulo(left: &Value, right: &Value) -> Result<Value, Error> {
     Ok(i64::try_from(rest).map_or_else(|_| rest.into(), Value::from))
 }
 
-/// A text with the values that `%` puts in it: those of a tuple, or one.
+/// Formats a text with the values on the right side of `%`: the elements of a tuple, or a single
+/// value.
 fn formatted(pattern: &str, values: &Value) -> Result<String, Error> {
     let values: Vec<Value> = if values.is_tuple() {
         values.try_iter()?.collect()

@@ -1,15 +1,15 @@
-//! AVX2, FMA and F16C: two registers of eight lanes.
+//! Vectors with AVX2, FMA and F16C: two registers of eight lanes.
 
 use super::{LANES, Simd};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-/// AVX2, FMA and F16C: every x86-64 processor since Haswell and Zen.
+/// The implementation with AVX2, FMA and F16C: every x86-64 processor since Haswell and Zen.
 #[derive(Debug, Clone, Copy)]
 pub struct Avx2(());
 
 impl Avx2 {
-    /// The proof, where this processor has them.
+    /// Returns a value if this processor has the instructions.
     pub fn detect() -> Option<Self> {
         let has = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
@@ -18,9 +18,9 @@ impl Avx2 {
     }
 }
 
-// SAFETY, of every block below: an `Avx2` is made only where the processor has the instructions;
-// loads and stores are within the array that they get, and take any alignment. A prefetch of any
-// address does nothing but ask.
+// SAFETY, of every block below: an `Avx2` is created only if the processor has the instructions;
+// loads and stores are within the array that they are given, and accept any alignment. A prefetch
+// of any address has no effect except on the cache.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "the comment above is of all of them"
@@ -28,7 +28,7 @@ impl Avx2 {
 impl Simd for Avx2 {
     type F32 = [__m256; 2];
     type U32 = [__m256i; 2];
-    // Sixteen, of half a vector.
+    // Sixteen registers of half a vector each.
     const REGISTERS: usize = 8;
 
     #[inline(always)]

@@ -1,23 +1,23 @@
-//! AVX-512: a register of sixteen lanes.
+//! Vectors with AVX-512: one register of sixteen lanes.
 
 use super::{LANES, Simd};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-/// AVX-512's foundation: Intel's servers since Skylake, AMD's processors since Zen 4.
+/// The implementation with AVX-512F: Intel's servers since Skylake, AMD's processors since Zen 4.
 #[derive(Debug, Clone, Copy)]
 pub struct Avx512(());
 
 impl Avx512 {
-    /// The proof, where this processor has it.
+    /// Returns a value if this processor has the instructions.
     pub fn detect() -> Option<Self> {
         is_x86_feature_detected!("avx512f").then_some(Self(()))
     }
 }
 
-// SAFETY, of every block below: an `Avx512` is made only where the processor has the instructions;
-// loads and stores are within the array that they get, and take any alignment. A prefetch of any
-// address does nothing but ask.
+// SAFETY, of every block below: an `Avx512` is created only if the processor has the instructions;
+// loads and stores are within the array that they are given, and accept any alignment. A prefetch
+// of any address has no effect except on the cache.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "the comment above is of all of them"
@@ -107,8 +107,8 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn shift_right<const BITS: i32>(self, words: __m512i) -> __m512i {
-        // The instruction's count is an immediate of another type here; a constant vector of it
-        // costs a register.
+        // The immediate count of the plain shift has another type than `BITS`; a constant vector of
+        // counts costs a register.
         unsafe { _mm512_srlv_epi32(words, _mm512_set1_epi32(BITS)) }
     }
 

@@ -1,20 +1,20 @@
-//! NEON: four registers of four lanes.
+//! Vectors with NEON: four registers of four lanes.
 
 use super::{LANES, Simd};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-/// NEON, which every AArch64 processor has.
+/// The implementation with NEON, which every AArch64 processor has.
 #[derive(Debug, Clone, Copy)]
 pub struct Neon;
 
-/// Registers of a vector.
+/// Number of registers of a vector.
 const PARTS: usize = 4;
 
-// SAFETY, of every block below: the instructions are of the target's baseline; loads and stores are
-// within the array that they get, and take any alignment. A prefetch of any address does nothing
-// but ask.
+// SAFETY, of every block below: the instructions belong to the target's baseline; loads and stores
+// are within the array that they are given, and accept any alignment. A prefetch of any address has
+// no effect except on the cache.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "the comment above is of all of them"
@@ -22,7 +22,7 @@ const PARTS: usize = 4;
 impl Simd for Neon {
     type F32 = [float32x4_t; PARTS];
     type U32 = [uint32x4_t; PARTS];
-    // 32, of a quarter of a vector.
+    // 32 registers of a quarter of a vector each.
     const REGISTERS: usize = 8;
 
     #[inline(always)]
@@ -133,7 +133,7 @@ impl Simd for Neon {
     #[inline(always)]
     fn sum(self, [a, b, c, d]: Self::F32) -> f32 {
         unsafe {
-            // In the order of the others.
+            // Sums are added in the same order as by the other implementations.
             let four = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));
             vpadds_f32(vadd_f32(vget_low_f32(four), vget_high_f32(four)))
         }
@@ -188,7 +188,7 @@ impl Simd for Neon {
         let by = self.load_words(by);
         let mut shifted = words;
         for (part, shifted) in shifted.iter_mut().enumerate() {
-            // To the left by a negative count.
+            // A shift to the left by a negative count is a shift to the right.
             unsafe { *shifted = vshlq_u32(words[part], vnegq_s32(vreinterpretq_s32_u32(by[part]))) }
         }
         shifted
@@ -208,7 +208,7 @@ impl Simd for Neon {
     }
 }
 
-/// The low four halves as floats. The intrinsic needs a type that is not stable.
+/// Converts the low four f16 values to f32. The intrinsic needs a type that is not stable.
 #[inline(always)]
 fn widen(halves: uint16x8_t) -> float32x4_t {
     let floats;
@@ -219,7 +219,7 @@ fn widen(halves: uint16x8_t) -> float32x4_t {
     floats
 }
 
-/// The high four halves as floats.
+/// Converts the high four f16 values to f32.
 #[inline(always)]
 fn widen_high(halves: uint16x8_t) -> float32x4_t {
     let floats;

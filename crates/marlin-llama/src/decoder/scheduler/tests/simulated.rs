@@ -11,29 +11,29 @@ use crate::LlamaError;
 use crate::decoder::scheduler::{Engine, PromptChunk, Scheduler};
 use crate::model::CachePosition;
 
-/// Work that a device was given.
+/// Work given to a device.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Work {
-    /// Positions of a prompt, to a slot.
+    /// A prefill of a slot with these positions of a prompt.
     Prefill(usize, Range<usize>),
-    /// Those to the end of the prompt, and its first token.
+    /// A prefill of a slot up to the end of the prompt, with the choice of its first token.
     First(usize, Range<usize>),
-    /// A step of the rows of these slots that the host gave.
+    /// A step of the rows of these slots, which the host passed.
     Start(Vec<u32>),
-    /// A step of the rows that the device had.
+    /// A step of the rows that were on the device.
     Next(Vec<u32>),
 }
 
 /// A device on which the next token follows from all tokens of a sequence. It checks that a step
-/// finds those of its own sequences.
+/// finds the tokens of its own sequences.
 pub(super) struct Simulated {
     looks_ahead: bool,
     joins: bool,
-    /// The tokens in the cache, by slot.
+    /// The tokens in the KV cache of each slot.
     cache: Vec<Vec<u32>>,
-    /// The suppressed tokens, by slot.
+    /// The suppressed tokens of each slot.
     suppressed: Vec<Vec<u32>>,
-    /// The rows of each number of rows, as the last step left them.
+    /// The rows left by the last step, for each number of rows.
     rows: BTreeMap<usize, Vec<Row>>,
     pub(super) work: Vec<Work>,
     unfinished: VecDeque<u64>,
@@ -196,7 +196,7 @@ pub(super) fn scheduler(slots: usize, looks_ahead: bool) -> Scheduler<Simulated>
     )
 }
 
-/// One whose passes of prompts continue the running sequences, too.
+/// A scheduler whose passes of prompts also continue the running sequences.
 pub(super) fn joining(slots: usize) -> Scheduler<Simulated> {
     let mut scheduler = scheduler(slots, true);
     scheduler.engine.joins = true;

@@ -1,4 +1,4 @@
-//! Suppressed tokens: those of each choice, whatever is started ahead of it.
+//! Tests that each choice has its own suppressed tokens, whatever is started ahead of it.
 
 use rand::RngExt;
 
@@ -7,8 +7,8 @@ use super::*;
 /// A sequence: its prompt, its options, and the tokens that were chosen.
 type Running = (Vec<u32>, SequenceOptions, Vec<u32>);
 
-/// The tokens that follow a prompt, up to a stop token, by transformers' definition of what is
-/// suppressed.
+/// The tokens that follow a prompt, up to a stop token, by transformers' definition of suppressed
+/// tokens.
 fn expected_but(prompt: &[u32], options: &SequenceOptions) -> Vec<u32> {
     let Suppression {
         suppress_tokens,
@@ -39,8 +39,9 @@ fn expected_but(prompt: &[u32], options: &SequenceOptions) -> Vec<u32> {
     tokens.split_off(prompt.len())
 }
 
-/// Options that suppress tokens which would follow a prompt: each is one that the earlier ones lead
-/// to. Without words of several tokens steps run ahead.
+/// Options that suppress tokens which would otherwise follow a prompt: each option suppresses a
+/// token that is chosen under the earlier options. Without words of several tokens, steps run
+/// ahead.
 fn suppressing(prompt: &[u32], has_words: bool, rng: &mut impl RngExt) -> SequenceOptions {
     let mut options = options(rng.random_range(6..30));
     for index in 0..10 {

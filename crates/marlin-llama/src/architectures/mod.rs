@@ -1,7 +1,24 @@
-//! The differences between the decoders of the family: one declaration each, read by the config and
-//! by the model.
+//! The architectures: a file each, which declares the fields of the config that it reads and the
+//! shape of its blocks.
+//!
+//! To add one: a file beside the others, a variant of [`Architecture`] and its line in
+//! [`Architecture::declaration`], and a golden folder.
+
+mod block;
+mod llama;
+mod mistral;
+mod phi3;
+mod qwen2;
+mod qwen3;
 
 use std::fmt;
+
+use crate::config::{LlamaConfig, RopeScaling};
+
+pub(crate) use block::{
+    AttentionShape, BlockShape, FeedForwardShape, Input, LayerShape, MixerShape, ProjectionKind,
+    ProjectionShape, SwiGluShape,
+};
 
 /// A Llama-style decoder by its Hugging Face class.
 ///
@@ -27,23 +44,18 @@ pub(crate) struct Declaration {
     pub(crate) class: &'static str,
     /// `model_type`.
     pub(crate) model_type: &'static str,
-    /// The layers of `self_attn` in a file that make queries, keys and values: three, or one with
-    /// all of them side by side.
-    pub(crate) attention_inputs: &'static [&'static str],
-    /// The layers of `mlp` in a file that make gate and up: two, or one with both side by side.
-    pub(crate) mlp_inputs: &'static [&'static str],
     /// The source of the biases of the q, k and v projections.
     pub(crate) attention_bias: Bias,
-    /// True if the o projection has a bias where q, k and v do.
-    pub(crate) output_bias: bool,
     /// The source of the biases of the gate, up and down projections.
     pub(crate) mlp_bias: Bias,
-    /// True if `q_norm` and `k_norm` normalise each head before its rotation.
-    pub(crate) qk_norm: bool,
     /// The layers that `sliding_window` applies to.
     pub(crate) window: Window,
+    /// The rotary scalings that its config class reads.
+    pub(crate) rope: RopeFields,
     /// The values of fields that `config.json` may leave out.
     pub(crate) defaults: Defaults,
+    /// The shape of the block of this index.
+    pub(crate) block: fn(&LlamaConfig, usize) -> BlockShape,
 }
 
 /// The source that decides whether there are biases.
@@ -68,6 +80,15 @@ pub(crate) enum Window {
     UpperLayers,
 }
 
+/// The rotary scalings that a config class reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RopeFields {
+    /// All of them.
+    Any,
+    /// LongRoPE alone, also by its early names `su` and `yarn`.
+    LongRope,
+}
+
 /// The defaults of the architecture's Hugging Face config class, where architectures differ.
 pub(crate) struct Defaults {
     /// `None`: as many as query heads.
@@ -81,95 +102,6 @@ pub(crate) struct Defaults {
     pub(crate) sliding_window: Option<usize>,
     pub(crate) max_window_layers: usize,
 }
-
-/// The layers of `mlp` that make gate and up where a file has them as two tensors, as GPTQModel
-/// from 7.0 on writes those of architectures that have one layer for both.
-pub(crate) const MLP_INPUTS_APART: &[&str] = &["gate_proj", "up_proj"];
-
-const LLAMA: Declaration = Declaration {
-    class: "LlamaForCausalLM",
-    model_type: "llama",
-    attention_inputs: &["q_proj", "k_proj", "v_proj"],
-    mlp_inputs: MLP_INPUTS_APART,
-    attention_bias: Bias::Config,
-    output_bias: true,
-    mlp_bias: Bias::Config,
-    qk_norm: false,
-    window: Window::None,
-    defaults: Defaults {
-        num_key_value_heads: None,
-        head_dim: None,
-        rms_norm_eps: 1e-6,
-        max_position_embeddings: 2048,
-        original_max_position_embeddings: None,
-        sliding_window: None,
-        max_window_layers: 0,
-    },
-};
-
-const MISTRAL: Declaration = Declaration {
-    class: "MistralForCausalLM",
-    model_type: "mistral",
-    attention_bias: Bias::Never,
-    mlp_bias: Bias::Never,
-    window: Window::AllLayers,
-    defaults: Defaults {
-        num_key_value_heads: Some(8),
-        max_position_embeddings: 131_072,
-        sliding_window: Some(4096),
-        ..LLAMA.defaults
-    },
-    ..LLAMA
-};
-
-const QWEN_DEFAULTS: Defaults = Defaults {
-    num_key_value_heads: Some(32),
-    max_position_embeddings: 32_768,
-    sliding_window: Some(4096),
-    max_window_layers: 28,
-    ..LLAMA.defaults
-};
-
-const QWEN2: Declaration = Declaration {
-    class: "Qwen2ForCausalLM",
-    model_type: "qwen2",
-    attention_bias: Bias::Always,
-    output_bias: false,
-    mlp_bias: Bias::Never,
-    window: Window::UpperLayers,
-    defaults: QWEN_DEFAULTS,
-    ..LLAMA
-};
-
-const QWEN3: Declaration = Declaration {
-    class: "Qwen3ForCausalLM",
-    model_type: "qwen3",
-    mlp_bias: Bias::Never,
-    qk_norm: true,
-    window: Window::UpperLayers,
-    defaults: Defaults {
-        head_dim: Some(128),
-        ..QWEN_DEFAULTS
-    },
-    ..LLAMA
-};
-
-const PHI3: Declaration = Declaration {
-    class: "Phi3ForCausalLM",
-    model_type: "phi3",
-    attention_inputs: &["qkv_proj"],
-    mlp_inputs: &["gate_up_proj"],
-    attention_bias: Bias::Never,
-    mlp_bias: Bias::Never,
-    window: Window::AllLayers,
-    defaults: Defaults {
-        rms_norm_eps: 1e-5,
-        max_position_embeddings: 4096,
-        original_max_position_embeddings: Some(4096),
-        ..LLAMA.defaults
-    },
-    ..LLAMA
-};
 
 impl Architecture {
     /// Every architecture that is read.
@@ -188,17 +120,17 @@ impl Architecture {
 
     pub(crate) fn declaration(self) -> &'static Declaration {
         match self {
-            Self::Llama => &LLAMA,
-            Self::Mistral => &MISTRAL,
-            Self::Qwen2 => &QWEN2,
-            Self::Qwen3 => &QWEN3,
-            Self::Phi3 => &PHI3,
+            Self::Llama => &llama::DECLARATION,
+            Self::Mistral => &mistral::DECLARATION,
+            Self::Qwen2 => &qwen2::DECLARATION,
+            Self::Qwen3 => &qwen3::DECLARATION,
+            Self::Phi3 => &phi3::DECLARATION,
         }
     }
 
     /// The architecture of a `config.json`: `architectures` counts; where it is absent or empty,
     /// `model_type` does.
-    pub(super) fn find(classes: &[String], model_type: Option<&str>) -> Option<Self> {
+    pub(crate) fn find(classes: &[String], model_type: Option<&str>) -> Option<Self> {
         Self::ALL.into_iter().find(|architecture| {
             let declaration = architecture.declaration();
             match classes {
@@ -209,7 +141,7 @@ impl Architecture {
     }
 
     /// The names of all of them, for messages.
-    pub(super) fn names() -> String {
+    pub(crate) fn names() -> String {
         Self::ALL.map(Self::class).join(", ")
     }
 }
@@ -222,7 +154,7 @@ impl fmt::Display for Architecture {
 
 impl Bias {
     /// Returns true if there are biases, where the config has `asked`.
-    pub(super) fn resolve(self, asked: Option<bool>) -> bool {
+    pub(crate) fn resolve(self, asked: Option<bool>) -> bool {
         match self {
             Self::Never => false,
             Self::Always => true,
@@ -231,7 +163,25 @@ impl Bias {
     }
 
     /// Returns true if a model may have biases, or none, according to `has`.
-    pub(super) fn allows(self, has: bool) -> bool {
+    pub(crate) fn allows(self, has: bool) -> bool {
         self.resolve(Some(has)) == has
     }
 }
+
+impl RopeFields {
+    /// Returns true if the config class reads this scaling.
+    pub(crate) fn reads(self, scaling: &RopeScaling) -> bool {
+        self == Self::Any || matches!(scaling, RopeScaling::LongRope(_))
+    }
+
+    /// Returns true if a scaling of this type is LongRoPE.
+    pub(crate) fn is_long_rope(self, rope_type: &str) -> bool {
+        match self {
+            Self::Any => matches!(rope_type, "longrope" | "su"),
+            Self::LongRope => matches!(rope_type, "longrope" | "su" | "yarn"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

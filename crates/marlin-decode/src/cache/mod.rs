@@ -1,9 +1,48 @@
-//! The KV cache of a layer: its tensors, and writes of a prompt's keys and values.
+//! The KV cache of a layer: its tensors, the place of a position in them, and writes of a prompt's
+//! keys and values.
+
+mod address;
+pub(crate) mod write;
 
 use crate::device::takes;
 use crate::ops::DecodeBackend;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+pub(crate) use address::head_start;
+
+/// The shape of the keys or the values of a layer: [slots, kv_heads, max_len, head_dim].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Sequences that it has room for.
+    pub slots: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Positions of a slot.
+    pub max_len: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+}
+
+impl From<[usize; 4]> for CacheShape {
+    fn from([slots, kv_heads, max_len, head_dim]: [usize; 4]) -> Self {
+        Self {
+            slots,
+            kv_heads,
+            max_len,
+            head_dim,
+        }
+    }
+}
+
+impl CacheShape {
+    /// The number of elements, saturating.
+    pub fn elements(&self) -> usize {
+        [self.kv_heads, self.max_len, self.head_dim]
+            .into_iter()
+            .fold(self.slots, usize::saturating_mul)
+    }
+}
 
 /// The cache of a layer, which a step writes in place.
 #[derive(Debug)]

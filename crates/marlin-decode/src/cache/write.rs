@@ -1,32 +1,13 @@
 //! Writes new keys or values of one sequence to its slot of the cache, for prefill. In decode the
 //! attention kernel writes them.
 
-use super::shape::RowsShape;
+use super::CacheShape;
+use crate::kernels::RowsShape;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_kernels::KernelError;
 use marlin_kernels::device::{elementwise, vector_size};
 use marlin_kernels::problem::expect_length;
-
-/// The shape of the keys or the values of a layer: [slots, kv_heads, max_len, head_dim].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CacheShape {
-    /// Sequences that it has room for.
-    pub slots: usize,
-    /// Heads of keys and values.
-    pub kv_heads: usize,
-    /// Positions of a slot.
-    pub max_len: usize,
-    /// Features of a head.
-    pub head_dim: usize,
-}
-
-impl CacheShape {
-    /// The number of elements.
-    pub fn elements(&self) -> usize {
-        self.slots * self.kv_heads * self.max_len * self.head_dim
-    }
-}
 
 /// Writes `new` [kv_heads, seq, head_dim] to positions `start..start + seq` of a slot. `shape.rows`
 /// is `kv_heads * seq`, `shape.features` is `head_dim`.
@@ -65,8 +46,8 @@ pub fn write_cache(
     let size = vector_size(client, head_dim, shape.dtype);
     let units = new.len() / size;
     let (count, dim) = elementwise(client, units);
-    let first = (slot * kv_heads * max_len + start) * head_dim / size;
-    let (head, cache_head) = (seq * head_dim / size, max_len * head_dim / size);
+    let first = cache_shape.element(slot, 0, start) / size;
+    let (head, cache_head) = (seq * head_dim / size, cache_shape.element(0, 1, 0) / size);
     write_cache_rows::launch(
         client,
         count,
