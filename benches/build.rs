@@ -1,5 +1,5 @@
-//! Computes the digest of the sources of a decode step, which records of whole models name: the
-//! benches run where the sources are not.
+//! Computes the digest of the sources of a decode step, which records of whole models contain: the
+//! benches also run on machines without the sources.
 
 use std::error::Error;
 use std::path::Path;

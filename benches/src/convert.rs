@@ -19,7 +19,7 @@ use std::time::Instant;
 const FEATURES: usize = 8192;
 /// The number of timed reads of a layer, after one that is not timed.
 const READS: usize = 15;
-/// More bytes than a host's caches have.
+/// A number of bytes that exceeds the caches of a host.
 const CACHE_BYTES: usize = 256 << 20;
 const LAYER: &str = "layer";
 
@@ -116,7 +116,7 @@ fn formats(int4: QuantSpec) -> Vec<LayerFormat> {
     .concat()
 }
 
-/// Makes the tensors of a layer of random values in this format.
+/// Creates the tensors of a layer with random values in this format.
 fn tensors_of(format: &LayerFormat) -> Vec<TensorData> {
     let Some(spec) = format.spec() else {
         return Vec::new();

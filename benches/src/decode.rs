@@ -1,4 +1,4 @@
-//! Times decode with generated weights in Llama's shapes: whole steps, and each part of a step.
+//! Times decoding with generated weights in Llama's shapes: whole steps, and each part of a step.
 
 use crate::BenchError;
 use crate::kernels::{Rates, rates};
@@ -37,10 +37,11 @@ pub struct DecodeArgs {
     /// Print the time of each part of a step.
     #[arg(long)]
     parts: bool,
-    /// Positions of the cache; by default as many as each run needs.
+    /// Positions of the KV cache; by default as many as each run needs.
     #[arg(long)]
     max_len: Option<usize>,
-    /// Record passes whose kernels do not overlap, to compare.
+    /// Record passes without programmatic dependent launch, so that kernels do not overlap, for
+    /// comparison.
     #[arg(long)]
     ordinary_edges: bool,
     /// Write a record of the run to this file.
@@ -80,7 +81,7 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// The format of quantised layers.
+    /// The format of quantised layers; `None` for float layers.
     pub fn format(self) -> Option<WeightFormat> {
         let dense = |spec: fn(GroupSize) -> QuantSpec| WeightFormat::dense(spec(GroupSize::G128));
         match self {
@@ -106,7 +107,7 @@ pub struct Row {
     prompt_tokens: usize,
     new_tokens: usize,
     /// The time from the prompts to the first token of the last sequence, in milliseconds, with
-    /// everything compiled. The other sequences decode meanwhile.
+    /// everything compiled. The other sequences decode in the meantime.
     ttft_ms: f64,
     /// Prompt tokens per second.
     prefill_tokens_per_second: f64,
@@ -121,7 +122,7 @@ pub struct Row {
 }
 
 impl Model {
-    /// The shape, as its config has it.
+    /// Returns a config with the shape of the model.
     pub fn config(self) -> Result<LlamaConfig, BenchError> {
         let config = |hidden: usize,
                       intermediate: usize,
@@ -231,7 +232,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The error of a model.
+/// Converts an error of a model to an error of the bench.
 pub fn failed(error: impl Display) -> BenchError {
     BenchError::Model(error.to_string())
 }
@@ -271,8 +272,9 @@ struct Times {
 /// The fewest tokens of a chunk of prompts, unless a prompt has fewer.
 pub const CHUNK: usize = 512;
 
-/// Returns a number of steps that is not exceeded from the first token of any of `batch` sequences
-/// that join together to the first token of the last: a step reads one chunk of prompts.
+/// Returns an upper bound of the number of steps between the first token of any of `batch`
+/// sequences that join together and the first token of the last one: a step reads one chunk of
+/// prompts.
 pub fn joining_steps(batch: usize, prompt_tokens: usize) -> usize {
     batch * prompt_tokens.div_ceil(CHUNK).max(1)
 }
@@ -317,10 +319,10 @@ fn time(
     Ok(times)
 }
 
-/// Joins `batch` prompts of `prompt_tokens` each, other ones in each round, and steps until every
-/// one of them has its first token; returns the seconds.
+/// Joins `batch` prompts of `prompt_tokens` each, different ones in each round, and steps until
+/// every one of them has its first token. Returns the seconds.
 ///
-/// After it, every sequence can decode at least `new_tokens - 1` more.
+/// Afterwards, every sequence can decode at least `new_tokens - 1` more tokens.
 pub fn first_tokens(
     decoder: &mut Decoder,
     vocab: usize,

@@ -1,5 +1,5 @@
 //! Times 4-bit weights and float weights on the host's cores, through Burn's Flex backend: layers,
-//! and decode of a model.
+//! and decoding with a model.
 
 use crate::BenchError;
 use burn::module::Module;
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use time::OffsetDateTime;
 
-/// The number of timed calls of each of the two.
+/// The number of timed calls of the float module, and of the 4-bit module.
 const CALLS: usize = 120;
-/// Consecutive calls of one of the two: as in a model, the previous call is mostly one of the same
-/// kind, and leaves its data in the caches.
+/// The number of consecutive calls of one module. As in a model, the previous call is mostly of the
+/// same kind, and leaves its data in the caches.
 const RUN: usize = 10;
-/// Bytes of a layer's float copies, which are called in turn, so that weights come from memory and
-/// not from a cache, as in a model.
+/// The bytes of all float copies of a layer. The copies are called in turn, so that weights come
+/// from memory and not from a cache, as in a model.
 const COPIES: usize = 256 << 20;
 /// Hidden and intermediate features of a block of BERT's base model.
 const HIDDEN: usize = 768;
@@ -73,7 +73,7 @@ struct Record {
     processor: String,
     cores: usize,
     /// The load average over a minute at the end of the run. If it is above `cores`, other programs
-    /// used some of them.
+    /// used some of the cores.
     load: Option<f64>,
     date: String,
     format: String,
@@ -83,7 +83,7 @@ struct Record {
     models: Vec<ModelRow>,
 }
 
-/// Memory of the process around the conversion of a model.
+/// Memory of the process during the conversion of a model.
 #[derive(Debug, Serialize)]
 struct MemoryRow {
     model: &'static str,
@@ -261,7 +261,7 @@ fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchE
     Ok(Some(row))
 }
 
-/// A value in units of 1024 bytes, of a file of Linux that has a line for each.
+/// Reads a value in units of 1024 bytes from a file of Linux that has one line for each value.
 pub fn kilobytes(path: &str, name: &str) -> Option<u64> {
     let status = std::fs::read_to_string(path).ok()?;
     status.lines().find_map(|line| {
@@ -273,7 +273,7 @@ pub fn kilobytes(path: &str, name: &str) -> Option<u64> {
     })
 }
 
-/// Makes as many modules as have [`COPIES`] bytes in f32.
+/// Creates as many modules as take [`COPIES`] bytes in f32.
 fn copies<M: Module>(module: impl Fn() -> M) -> Vec<M> {
     let first = module();
     let count = COPIES.div_ceil(4 * first.num_params()).max(1);
@@ -347,7 +347,7 @@ fn median(times: &mut [f64]) -> f64 {
     times[times.len() / 2]
 }
 
-/// Times prompt and decode of a model, and returns the best of three runs.
+/// Times the prompt and decoding of a model, and returns the best of three runs.
 fn model(folder: &Path, args: &HostArgs, device: &Device) -> Result<ModelRow, BenchError> {
     let options = OpenOptions {
         max_len: Some(args.prompt + args.new_tokens),

@@ -24,8 +24,8 @@ pub struct Rates {
     pub flops: f64,
 }
 
-/// Returns the measured rates of a card: of a plain read of 4 GiB, and of a dense 8192 x 8192 x
-/// 8192 product in bf16. `None` for cards that were not measured.
+/// Returns the measured rates of a card: those of a plain read of 4 GiB, and of a dense 8192 x 8192
+/// x 8192 product in bf16. Returns `None` for cards that were not measured.
 pub fn rates(card: &str) -> Option<Rates> {
     card.contains("H200").then_some(Rates {
         read: 4.37e12,
@@ -124,7 +124,8 @@ fn time_plan(
         .permuted
         .then(|| row_permutation(client, k));
     let out = client.empty(m * n * 2);
-    // A multiple of the copies, so that every copy of the weight is read equally often.
+    // The number of calls is a multiple of the copies, so that every copy of the weight is read
+    // equally often.
     let calls = (GRAPH_MICROSECONDS / floor.unwrap_or_default().max(4.0)) as usize;
     let calls = calls.clamp(1, 1000).next_multiple_of(weights.copies());
     time(client, calls, |call| {
@@ -140,13 +141,13 @@ fn time_plan(
     })
 }
 
-/// Returns the lower bound of the time in microseconds: of reading the bytes or of computing the
-/// products, whichever is longer.
+/// Returns the lower bound of the time in microseconds: the time to read the bytes or to compute
+/// the products, whichever is longer.
 fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
     let (m, n, k) = (problem.m as f64, problem.n() as f64, problem.k() as f64);
-    // The bits of each weight, of a 2:4 one half of them and 1 of metadata, and a scale of 2 bytes
-    // for each 128, as in the figures published for other kernels. Sparse tensor cores take half
-    // the time for as many products.
+    // A weight counts with its bits (with 2:4, half of them and 1 bit of metadata), and with a
+    // scale of 2 bytes for each 128 weights, as in the figures published for other kernels. Sparse
+    // tensor cores take half the time for the same number of products.
     let bytes_each = problem.spec().bits.count() as f64 / 8.0;
     let (weight, flops) = match problem.weight.format.sparsity {
         Sparsity::Dense => (bytes_each, 1.0),

@@ -1,8 +1,8 @@
 //! Times the kernels on an NVIDIA card and on the host's cores, and the reading of checkpoints, as
-//! the README of this folder describes: `cargo xtask bench kernels`.
+//! described in the README of this folder: `cargo xtask bench kernels`.
 //!
-//! All benches are one program, and a library of one function, [`main`], so that a binary of
-//! several programs can have it too.
+//! All benches are one program. It is also a library with one function, [`main`], so that a binary
+//! of several programs can contain it.
 
 mod convert;
 #[cfg(feature = "cuda")]
@@ -48,13 +48,13 @@ enum Command {
     /// Time W4A16 matmuls of Llama's shapes.
     #[cfg(feature = "cuda")]
     Kernels(KernelArgs),
-    /// Time Llama decode with generated weights.
+    /// Time decoding of Llama with generated weights.
     #[cfg(feature = "cuda")]
     Decode(decode::DecodeArgs),
     /// Time the first token of prompts with generated weights.
     #[cfg(feature = "cuda")]
     Prompts(prompts::PromptArgs),
-    /// Time GPTQ of a folder with generated weights.
+    /// Time GPTQ on a folder with generated weights.
     #[cfg(feature = "cuda")]
     Quantize(quantize::QuantizeArgs),
     /// Time the repacking of the weights of Llama 2 70B from the plain to the tile layout.
@@ -82,16 +82,16 @@ struct KernelArgs {
     /// Group size: 32, 64, 128, or -1 for a whole column.
     #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = group)]
     group: GroupSize,
-    /// With zero points.
+    /// Use weights with zero points.
     #[arg(long)]
     zero_points: bool,
-    /// With act-order.
+    /// Use weights with act-order.
     #[arg(long)]
     act_order: bool,
-    /// A 2:4 weight; the floor is that of its bytes.
+    /// Use 2:4 weights; the floor is computed from their bytes.
     #[arg(long)]
     sparse: bool,
-    /// Activations and scales in bf16 instead of f16.
+    /// Use bf16 instead of f16 for activations and scales.
     #[arg(long)]
     bf16: bool,
     /// Time every tile instead of the planned one.

@@ -12,8 +12,8 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-/// Bytes of all copies: four times the second-level cache of an H200 (60 MB), so that no call finds
-/// its weight there.
+/// The bytes of all copies of a weight: four times the second-level cache of an H200 (60 MB), so
+/// that no call finds its weight in the cache.
 const WEIGHT_BYTES: usize = 240_000_000;
 
 /// Copies of a weight on the device, together larger than the cache.
@@ -22,7 +22,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Random weights in the tile layout.
+    /// Creates random weights in the tile layout.
     pub fn random(
         client: &Client,
         shape: &Shape,
@@ -72,7 +72,7 @@ impl Weights {
     }
 }
 
-/// Makes a random permutation of the rows of K.
+/// Creates a random permutation of the rows of K.
 pub fn row_permutation(client: &Client, k: usize) -> Handle {
     let mut rows: Vec<u32> = (0..k as u32).collect();
     rows.shuffle(&mut SmallRng::seed_from_u64(3));
@@ -84,7 +84,7 @@ pub fn row_permutation(client: &Client, k: usize) -> Handle {
     )
 }
 
-/// Makes activations [M, K] of random values from -1 to 1.
+/// Creates activations [M, K] of random values from -1 to 1.
 pub fn activations(client: &Client, m: usize, k: usize, dtype: ActivationDtype) -> Handle {
     let mut rng = SmallRng::seed_from_u64(2);
     client.create_from_slice(&bytes(m * k, dtype, || rng.random_range(-1.0..1.0)))
@@ -92,19 +92,20 @@ pub fn activations(client: &Client, m: usize, k: usize, dtype: ActivationDtype) 
 
 /// Returns a buffer of `elements` elements as an argument.
 pub fn buffer(handle: &Handle, elements: usize) -> BufferArg {
-    // SAFETY: every handle of this bench was made for the elements that it is given out with.
+    // SAFETY: every handle of this bench was made for the number of elements that it is passed
+    // with.
     unsafe { BufferArg::from_raw_parts(handle.clone(), elements) }
 }
 
-/// Makes `count` random bytes.
+/// Returns `count` random bytes.
 pub fn random_bytes(count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     SmallRng::seed_from_u64(1).fill(&mut bytes[..]);
     bytes
 }
 
-/// Makes bytes of metadata: two of the nibbles that name two rows in order. The product of others
-/// is not defined.
+/// Returns random bytes of metadata. Each byte has two of the nibbles that name two rows in order;
+/// the product with other nibbles is not defined.
 fn random_metadata(rng: &mut SmallRng, count: usize) -> Vec<u8> {
     let mut nibble = || MetadataLayout::NIBBLES[rng.random_range(0..MetadataLayout::NIBBLES.len())];
     (0..count).map(|_| nibble() | nibble() << 4).collect()

@@ -1,4 +1,4 @@
-//! Times each part of a decode step: the part of all layers, recorded as one graph.
+//! Times each part of a decode step. A part is recorded for all layers as one graph.
 
 use crate::BenchError;
 use burn::tensor::{DType, Distribution, Tensor, capture};
@@ -136,8 +136,8 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
         vec![decode::embed(model.embed_tokens.weight.val(), &state)]
     })?;
     part("sampling", 1, &mut || {
-        // Every replay advances the rows by a position; with this `max_len` none reaches the end of
-        // its window.
+        // Every replay advances the rows by one position; with this `max_len`, no row reaches the
+        // end of its window.
         decode::sample(logits.clone(), &mut state, &mut bitmaps, usize::MAX >> 33);
         Vec::new()
     })?;

@@ -1,5 +1,5 @@
-//! Times the reading of prompts with generated weights in Llama's shapes: to the first token of
-//! every prompt that joined together.
+//! Times prompts with generated weights in Llama's shapes: from joining together to the first token
+//! of every prompt.
 
 use crate::BenchError;
 use crate::decode::{
@@ -15,9 +15,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Rounds of a figure, after one that compiles and records.
+/// The number of timed rounds for a figure, after one that compiles and records.
 const ROUNDS: usize = 5;
-/// Steps that are timed before prompts join.
+/// The number of steps that are timed before prompts join.
 const STEPS: usize = 32;
 
 /// The models, weights and prompts to time.
@@ -36,8 +36,8 @@ pub struct PromptArgs {
         default_value = "1x64,1x512,1x1024,1x4000,16x64,8x1024"
     )]
     prompts: Vec<Prompts>,
-    /// Sequences that decode while the prompts join: prints the longest and the median step in
-    /// place of the first token.
+    /// Sequences that decode while the prompts join: prints the longest and the median step instead
+    /// of the time to the first token.
     #[arg(long)]
     running: Option<usize>,
     /// Write a record of the run to this file.
@@ -71,40 +71,41 @@ impl FromStr for Prompts {
 /// One figure.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// Always "step": the kernels of prompts are those of a step.
+    /// Always "step": prompts run the kernels of a step.
     routine: &'static str,
-    /// As of a decode step.
+    /// The digest of the sources of a step's kernels, as in a record of decode steps.
     digest: &'static str,
     model: String,
     weights: String,
     prompts: usize,
     tokens: usize,
-    /// The median time from the joining of the prompts to the first token of the last, in
+    /// The median time from joining the prompts to the first token of the last prompt, in
     /// milliseconds, with everything compiled and recorded.
     ttft_ms: f64,
-    /// The least of those times.
+    /// The shortest of these times.
     best_ms: f64,
     tokens_per_second: f64,
 }
 
-/// Steps of sequences that decode while prompts join them.
+/// The times of decode steps while prompts join.
 #[derive(Debug, Serialize)]
 struct RunningRow {
-    /// As of a [`Row`].
+    /// Always "step", as in a [`Row`].
     routine: &'static str,
     digest: &'static str,
     model: String,
     weights: String,
-    /// Sequences that decode.
+    /// The number of sequences that decode.
     running: usize,
     prompts: usize,
     tokens: usize,
-    /// Tokens of prompts that a pass takes.
+    /// The number of prompt tokens that a pass takes.
     chunk: usize,
-    /// The median and the longest step before prompts join, in milliseconds.
+    /// The median step before prompts join, in milliseconds; `longest_step_ms` is the longest.
     step_ms: f64,
     longest_step_ms: f64,
-    /// The same until every prompt has its first token.
+    /// The median step from then until every prompt has its first token, in milliseconds;
+    /// `longest_joining_step_ms` is the longest.
     joining_step_ms: f64,
     longest_joining_step_ms: f64,
 }
@@ -193,7 +194,7 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The seconds to the first token of all prompts, of each round.
+/// Returns the seconds of each round to the first token of all prompts.
 fn time(
     model: &Arc<LlamaModel>,
     Prompts { count, tokens }: Prompts,

@@ -1,4 +1,4 @@
-//! Times the calibration of a folder of a Llama's shape, with weights that are generated.
+//! Times the calibration of a folder in Llama's shape, with generated weights.
 
 use crate::BenchError;
 use crate::decode::{Model, failed, value_name};
@@ -25,25 +25,25 @@ pub struct QuantizeArgs {
     /// The model whose shape to use.
     #[arg(long, default_value = "llama-3-8b", value_enum)]
     model: Model,
-    /// Blocks of it; by default all.
+    /// The number of blocks of the model; by default all.
     #[arg(long)]
     blocks: Option<usize>,
-    /// Documents.
+    /// The number of documents.
     #[arg(long, default_value_t = 128)]
     samples: usize,
-    /// Tokens of each.
+    /// The number of tokens of each document.
     #[arg(long, default_value_t = 2048)]
     max_len: usize,
     /// Group size: 32, 64, 128, or -1 for a whole column.
     #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = crate::group)]
     group: GroupSize,
-    /// Activations in f32.
+    /// Compute activations in f32.
     #[arg(long)]
     f32: bool,
 }
 
-/// Writes a folder, quantises it, and prints a line for each layer, and the time and memory of each
-/// block and of the whole.
+/// Writes a folder and quantises it. Prints a line for each layer, and the time and memory of each
+/// block and of the whole run.
 pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
     let mut config = args.model.config()?;
     config.num_hidden_layers = args.blocks.unwrap_or(config.num_hidden_layers);
@@ -107,7 +107,8 @@ pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
                 progress.tensor
             );
             last = Instant::now();
-            // The last layer of a block. What is left of its walk counts to the next.
+            // This is the last layer of a block. The rest of the block's calibration counts towards
+            // the next block.
             if progress.tensor.ends_with("mlp.down_proj") {
                 let most = watch.take();
                 println!(
@@ -129,23 +130,23 @@ pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The most memory that was taken in a while, in bytes.
+/// The peak memory over some time, in bytes.
 #[derive(Clone, Copy, Default)]
 struct Memory {
-    /// Of tensors on the device, as often as it was looked at.
+    /// The memory of tensors on the device, as sampled.
     in_use: u64,
-    /// Of the pages that hold them.
+    /// The memory of the pages that hold the tensors.
     reserved: u64,
-    /// Of this process, without the pages of files that it maps. The driver's pinned memory is not
-    /// among it.
+    /// The memory of this process, without the pages of mapped files and without the driver's
+    /// pinned memory.
     host: u64,
-    /// Of the whole machine: what is less available than it was at first, pinned memory and other
-    /// processes included.
+    /// The memory of the whole machine: the decrease in available memory since the start, which
+    /// includes pinned memory and other processes.
     machine: u64,
 }
 
 impl Memory {
-    /// The more of each.
+    /// Returns the maximum of each figure.
     fn max(self, other: Self) -> Self {
         Self {
             in_use: self.in_use.max(other.in_use),
@@ -167,18 +168,18 @@ impl fmt::Display for Memory {
     }
 }
 
-/// Looks at the memory every ten milliseconds.
+/// Samples the memory every ten milliseconds.
 struct MemoryWatch {
     most: Arc<Mutex<Memory>>,
     watcher: JoinHandle<()>,
 }
 
 impl MemoryWatch {
-    /// From now on.
+    /// Starts to sample the memory in a thread.
     fn start(device: Device) -> Self {
         let most = Arc::new(Mutex::new(Memory::default()));
         let available = kilobytes("/proc/meminfo", "MemAvailable:").unwrap_or(0);
-        // The thread has the only other reference: it ends when that of the caller is gone.
+        // The thread has only a weak reference, and ends when the caller's reference is gone.
         let seen = Arc::downgrade(&most);
         let watcher = thread::spawn(move || {
             while let Some(most) = seen.upgrade() {
@@ -201,12 +202,12 @@ impl MemoryWatch {
         Self { most, watcher }
     }
 
-    /// The most since the start, or since this was asked the last time.
+    /// Returns the peak since the start, or since the last call of this function.
     fn take(&self) -> Memory {
         std::mem::take(&mut *self.most.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The most since [`take`](Self::take).
+    /// Stops the thread, and returns the peak since the last [`take`](Self::take).
     fn stop(self) -> Memory {
         let most = self.take();
         drop(self.most);
@@ -216,11 +217,11 @@ impl MemoryWatch {
 }
 
 /// Writes a float folder. Weights are noise on a few directions, with input features of different
-/// sizes: their second moments have a spectrum that falls.
+/// sizes: the second moments have a decreasing spectrum.
 fn write(dir: &Path, config: &LlamaConfig) -> Result<(), BenchError> {
     const NOISE: usize = (1 << 20) - 3;
     let mut rng = StdRng::seed_from_u64(0);
-    // A sum of three is near enough to normal.
+    // The sum of three uniform values is close enough to a normal distribution.
     let noise: Vec<f32> = (0..NOISE)
         .map(|_| (0..3).map(|_| rng.random_range(-1.0f32..1.0)).sum())
         .collect();

@@ -26,15 +26,15 @@ pub struct Row {
     /// Rows of K that share a scale; -1 for all.
     pub group: i64,
     pub zero_points: bool,
-    /// Act-order.
+    /// True with act-order.
     pub act_order: bool,
     /// `dense` or `2:4`.
     pub sparsity: String,
     pub dtype: &'static str,
     /// Microseconds of a call.
     pub us: f64,
-    /// The lower bound by the rates of the card's memory and tensor cores, in microseconds; `None`
-    /// if they were not measured.
+    /// The lower bound of the time from the rates of the card's memory and tensor cores, in
+    /// microseconds; `None` if the rates were not measured.
     pub floor_us: Option<f64>,
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Layers of Llama 2 70B.
 const LAYERS: usize = 80;
-/// The linear layers of one layer, with q, k, v and gate, up joined as inference engines do.
+/// The linear layers of one block, with q, k, v and gate, up joined as inference engines do.
 const LAYER: [&str; 4] = ["70b.qkv", "70b.o", "70b.gate_up", "70b.down"];
 
 /// Copies all layers to the device and repacks them there, and prints the times and the peak

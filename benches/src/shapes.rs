@@ -34,7 +34,7 @@ const SHAPES: [Shape; 12] = [
 /// Rows of activations to time by default.
 pub const ROWS: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 
-/// Returns the shapes of these names; all if there are no names.
+/// Returns the shapes with the given names; all shapes if there are no names.
 pub fn named(names: &[String]) -> Result<Vec<Shape>, BenchError> {
     if names.is_empty() {
         return Ok(SHAPES.to_vec());

@@ -6,10 +6,10 @@ use cubecl::client::Client;
 /// The number of timed replays, after one that is not timed.
 const REPLAYS: usize = 9;
 
-/// Returns the time of one call in microseconds: that of the median replay of a graph of `calls`
-/// consecutive calls, divided by `calls`.
+/// Returns the time of one call in microseconds: the time of the median replay of a graph of
+/// `calls` consecutive calls, divided by `calls`.
 ///
-/// `call` launches the kernel for the number of a call.
+/// `call` launches the kernel; its argument is the number of the call.
 pub fn time(
     client: &Client,
     calls: usize,

@@ -124,19 +124,13 @@ impl Scoped<'_> {
     ) -> Result<String, NvrtcError> {
         let mut size = 0;
         // SAFETY: the program is alive.
-        succeeded(
-            call,
-            unsafe { size_of(self.program, &mut size) },
-            String::new,
-        )?;
+        let status = unsafe { size_of(self.program, &mut size) };
+        succeeded(call, status, String::new)?;
         let mut text = vec![0u8; size];
         // SAFETY: the program is alive, and the buffer has the size that NVRTC asked for, the final
         // zero included.
-        succeeded(
-            call,
-            unsafe { text_of(self.program, text.as_mut_ptr().cast()) },
-            String::new,
-        )?;
+        let status = unsafe { text_of(self.program, text.as_mut_ptr().cast()) };
+        succeeded(call, status, String::new)?;
         Ok(CStr::from_bytes_until_nul(&text)
             .unwrap_or_default()
             .to_string_lossy()

@@ -1,4 +1,4 @@
-//! The errors between a folder and a text.
+//! The errors of opening, saving, quantising and running a model.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::sampling::SamplingError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LlamaError {
-    /// The operating system refused.
+    /// A file or folder that the operating system could not read or write.
     #[error("cannot {action} {}", path.display())]
     Io {
         /// The action that failed.
@@ -25,13 +25,13 @@ pub enum LlamaError {
         /// The cause.
         source: std::io::Error,
     },
-    /// A LoRA adapter where a model should be.
+    /// A folder that contains a LoRA adapter instead of a model.
     #[error("{} is the folder of a LoRA adapter; open the model that it belongs to, or merge the two first", dir.display())]
     Adapter {
         /// The folder.
         dir: PathBuf,
     },
-    /// A `config.json` that is not a model's of this family.
+    /// A `config.json` that does not describe a model of this family.
     #[error("{}", path.display())]
     Config {
         /// The file.
@@ -47,7 +47,7 @@ pub enum LlamaError {
         /// The cause.
         source: burn_marlin::Error,
     },
-    /// A weight that round to nearest cannot quantise as asked.
+    /// A weight that rounding to nearest cannot quantise as requested.
     #[error("{layer}")]
     Quantize {
         /// The layer's name in the checkpoint.
@@ -55,10 +55,10 @@ pub enum LlamaError {
         /// The cause.
         source: FormatError,
     },
-    /// A weight that a quantiser which looks at data cannot quantise.
+    /// A weight that a calibration-based quantiser cannot quantise.
     #[error("{layer}")]
     Calibrate {
-        /// The layer's name in the checkpoint; that of the first layer where several have the same
+        /// The layer's name in the checkpoint; the name of the first layer if several have the same
         /// inputs.
         layer: String,
         /// The cause.
@@ -67,8 +67,8 @@ pub enum LlamaError {
     /// Hidden states of calibration samples that the device did not return.
     #[error("the hidden states in {block} cannot be read from the device: {reason}")]
     HiddenStates {
-        /// The name in the checkpoint of the block, of its layer whose inputs they were to be, or
-        /// of the embedding.
+        /// The name in the checkpoint of the block, of the layer whose inputs the hidden states
+        /// are, or of the embedding.
         block: String,
         /// The error of the device.
         reason: String,
@@ -76,70 +76,70 @@ pub enum LlamaError {
     /// A run that was stopped.
     #[error("stopped; the same arguments go on with the blocks that are done")]
     Stopped,
-    /// The rest of a run with other arguments.
+    /// A folder left by a run with other arguments.
     #[error(
         "{} is of a run with another {argument}: {before}, now {now}; give the same arguments to go on with it, or remove it to begin anew",
         dir.display()
     )]
     OtherRun {
-        /// The folder of blocks that are done.
+        /// The folder with the completed blocks.
         dir: PathBuf,
         /// The argument.
         argument: String,
-        /// Its value then.
+        /// The value of the argument in the earlier run.
         before: String,
-        /// Its value now.
+        /// The value of the argument in this run.
         now: String,
     },
-    /// Too little text for the samples that were asked for.
+    /// Too little text for the requested samples.
     #[error(
         "the calibration text has {found} samples of up to {max_len} tokens, {asked} were asked for; give more text, or ask for fewer or shorter samples"
     )]
     FewSamples {
-        /// Samples asked for.
+        /// The number of requested samples.
         asked: usize,
-        /// Samples that the texts make.
+        /// The number of samples in the texts.
         found: usize,
-        /// Tokens of the longest.
+        /// The number of tokens of the longest sample.
         max_len: usize,
     },
-    /// A sample without tokens, or with more than the model has positions.
+    /// A sample without tokens, or with more tokens than the model has positions.
     #[error(
         "calibration sample {sample} has {tokens} tokens; a sample has from 1 to the model's {limit}"
     )]
     SampleLength {
-        /// The sample.
+        /// The index of the sample.
         sample: usize,
-        /// Its tokens.
+        /// The number of its tokens.
         tokens: usize,
         /// Positions of the model.
         limit: usize,
     },
-    /// A line of a JSONL file that is no document.
+    /// A line of a JSONL file that is not a document.
     #[error("{}, line {line}: {reason}", path.display())]
     CalibrationLine {
         /// The file.
         path: PathBuf,
-        /// The line, from 1.
+        /// The line number, starting from 1.
         line: usize,
         /// The reason.
         reason: String,
     },
-    /// A layer of a size that readers of GPTQ files do not take.
+    /// A layer with a size that readers of GPTQ files do not support.
     #[error(
         "`{layer}` has K = {k}, N = {n}; readers of GPTQ files take multiples of {multiple}, whole words: write compressed-tensors, or exclude the layer"
     )]
     GptqShape {
         /// The layer's name in the checkpoint.
         layer: String,
-        /// Values in a word.
+        /// The number of values in a word.
         multiple: usize,
         /// Input features.
         k: usize,
         /// Output features.
         n: usize,
     },
-    /// A layer with act-order over groups, for a form whose readers refuse it.
+    /// A layer with act-order over groups, in a format whose readers refuse it.
     #[error(
         "`{layer}` has {groups} groups, and compressed-tensors from 0.19 on and vLLM refuse act-order over groups: leave it out, as the default order takes \
          large inputs first without a permutation; or ask for one group a channel, or for the form GPTQ, which GPTQModel reads"
@@ -147,10 +147,10 @@ pub enum LlamaError {
     ActOrderGroups {
         /// The layer's name in the checkpoint.
         layer: String,
-        /// Groups along K.
+        /// The number of groups along K.
         groups: usize,
     },
-    /// An exclusion or an override of layers that the model does not have.
+    /// An exclusion or override that matches no layer of the model.
     #[error(
         "`{}` of `{option}` matches no layer; layers are named as `model.layers.0.mlp.down_proj`, and `re:` begins a regular expression",
         excerpt(pattern)
@@ -172,13 +172,13 @@ pub enum LlamaError {
         /// The cause.
         source: ConfigError,
     },
-    /// A float dtype that a checkpoint cannot be written in.
+    /// A float dtype that checkpoints cannot be written in.
     #[error("checkpoints are written in f16, bf16 or f32, not {found:?}")]
     SaveDtype {
         /// The dtype asked for.
         found: FloatDType,
     },
-    /// A 4-bit projection where a float model is to be saved.
+    /// A 4-bit projection in a model that is saved as a float model.
     #[error("`{layer}` has a 4-bit weight; only a float model can be saved as one")]
     NotFloat {
         /// The layer's name in the checkpoint.
@@ -206,7 +206,7 @@ pub enum LlamaError {
         /// The error of the device.
         reason: String,
     },
-    /// A tensor that did not come to the device.
+    /// A tensor that could not be uploaded to the device.
     #[error("`{layer}` could not be put on the device: {reason}")]
     Upload {
         /// The layer or tensor.
@@ -214,7 +214,7 @@ pub enum LlamaError {
         /// The error of the device.
         reason: String,
     },
-    /// A file that is not the JSON it should be.
+    /// A file that is not valid JSON, or whose JSON has another form than expected.
     #[error("{} does not hold what it should", path.display())]
     Json {
         /// The file.
@@ -222,7 +222,7 @@ pub enum LlamaError {
         /// The position and the cause.
         source: serde_json::Error,
     },
-    /// A `generation_config.json` that asks for a sampling that does not exist.
+    /// A `generation_config.json` with invalid sampling options.
     #[error("{}", path.display())]
     GenerationConfig {
         /// The file.
@@ -243,9 +243,9 @@ pub enum LlamaError {
     SurplusTensors {
         /// The folder.
         dir: PathBuf,
-        /// The number.
+        /// The number of such tensors.
         count: usize,
-        /// The first by name.
+        /// The first tensor by name.
         tensor: String,
     },
     /// A dtype that the device does not compute in.
@@ -254,17 +254,17 @@ pub enum LlamaError {
         /// The dtype asked for.
         dtype: FloatDType,
     },
-    /// More positions than the model was made for, or none.
+    /// A number of positions that is 0 or more than the model supports.
     #[error(
         "{asked} positions were asked for; the model takes from 1 to {limit} (max_position_embeddings, or YaRN's context)"
     )]
     MaxLen {
-        /// Positions asked for.
+        /// The number of requested positions.
         asked: usize,
         /// Positions of the model.
         limit: usize,
     },
-    /// A folder that is quantised already.
+    /// A folder that is already quantised.
     #[error("{} is quantised already; quantise the float model it was made from", path.display())]
     AlreadyQuantized {
         /// The file that shows it.
@@ -276,7 +276,7 @@ pub enum LlamaError {
     /// A text for a model that was opened without a tokenizer.
     #[error("the model was opened without a tokenizer; texts need one")]
     NoTokenizer,
-    /// A prompt without a token.
+    /// A prompt without tokens.
     #[error("the prompt has no tokens; give it at least a word")]
     EmptyPrompt,
     /// A prompt that does not fit the cache.
@@ -284,15 +284,15 @@ pub enum LlamaError {
         "the prompt has {tokens} tokens, the cache has room for {room}; shorten it, or open the model with a larger `max_len`"
     )]
     PromptTooLong {
-        /// Tokens in the prompt.
+        /// The number of tokens in the prompt.
         tokens: usize,
         /// Positions of the cache.
         room: usize,
     },
-    /// More sequences at once than there is room for.
+    /// A number of sequences that is 0 or more than the limit.
     #[error("{asked} sequences at once; there may be 1 to {room}")]
     TooManySequences {
-        /// Sequences asked for.
+        /// The number of requested sequences.
         asked: usize,
         /// The limit.
         room: usize,
@@ -327,27 +327,27 @@ pub enum LlamaError {
         /// Bytes that the device has.
         free: usize,
     },
-    /// A step of decode that the device did not finish.
+    /// A decode step that the device did not finish.
     #[error(transparent)]
     Step(#[from] marlin_decode::DecodeError),
-    /// A next token that cannot be chosen.
+    /// An error in the choice of the next token.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// A window of the perplexity in which nothing would be predicted, or that the model does not
-    /// take.
+    /// A perplexity window in which nothing would be predicted, or that is longer than the model
+    /// supports.
     #[error(
         "a window of {window} tokens does not work; it must be from 2 to the model's {max_len} positions"
     )]
     Window {
-        /// Tokens in a window.
+        /// The number of tokens in a window.
         window: usize,
-        /// Positions that the model takes.
+        /// The number of positions that the model supports.
         max_len: usize,
     },
     /// A text in which nothing would be predicted.
     #[error("the text has {tokens} tokens; perplexity needs at least 2")]
     TextTooShort {
-        /// Tokens in the text.
+        /// The number of tokens in the text.
         tokens: usize,
     },
     /// A token outside the vocabulary.
@@ -357,20 +357,20 @@ pub enum LlamaError {
         token: u32,
         /// The position.
         position: usize,
-        /// Tokens in the vocabulary.
+        /// The number of tokens in the vocabulary.
         vocab_size: usize,
     },
-    /// Models that have not the same tokens.
+    /// Models with different vocabularies.
     #[error(
         "a model has a vocabulary of {found} tokens, the reference one of {expected}; only models with the same tokens can be compared"
     )]
     Vocabulary {
-        /// Tokens of the reference.
+        /// The number of tokens in the reference's vocabulary.
         expected: usize,
-        /// Tokens of the other model.
+        /// The number of tokens in the other model's vocabulary.
         found: usize,
     },
-    /// A log-likelihood that is no number.
+    /// A log-likelihood that is not a number.
     #[error(
         "the log-likelihood of the token at position {position} is {value}; are the weights broken, or the activations too large for {dtype:?}?"
     )]

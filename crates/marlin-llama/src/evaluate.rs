@@ -1,5 +1,5 @@
-//! Models beside the one that they were made from: perplexity, and how far their next tokens are
-//! from its own.
+//! Evaluation of models against the model that they were made from: perplexity, and the difference
+//! between their distributions of the next token.
 
 use burn::tensor::Tensor;
 
@@ -8,58 +8,60 @@ use crate::perplexity::{
 };
 use crate::{LlamaError, LlamaModel};
 
-/// A mean over the tokens of texts, and how sure it is.
+/// A mean over the tokens of texts, and its standard error.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mean {
     /// The mean.
     pub mean: f64,
-    /// Its standard error, of windows as they are drawn from texts: tokens of one window depend on
-    /// each other. Not a number for a single window.
+    /// The standard error of the mean. Windows are the independent samples, since tokens of one
+    /// window depend on each other. NaN for a single window.
     pub error: f64,
 }
 
-/// A model on a text, or on several.
+/// The results of a model on one or more texts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
-    /// Tokens that were predicted.
+    /// The number of predicted tokens.
     pub tokens: usize,
-    /// Negative log-likelihood of a token, in nats: e to the power of its mean is the perplexity.
+    /// The negative log-likelihood of a token, in nats. The perplexity is e to the power of its
+    /// mean.
     pub nll: Mean,
-    /// The same beside the reference; none for the reference itself.
+    /// The comparison with the reference; `None` for the reference itself.
     pub against: Option<Against>,
 }
 
-/// A model beside the reference, token for token.
+/// The comparison of a model with the reference, token by token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Against {
-    /// The negative log-likelihood of a token less that by the reference.
+    /// The difference between the negative log-likelihoods of a token in the model and in the
+    /// reference.
     pub nll_change: Mean,
     /// The Kullback-Leibler divergence of the next token's distribution from the reference's, in
     /// nats.
     pub divergence: Mean,
-    /// The part of tokens for which both have the same most likely next token.
+    /// The fraction of tokens for which both models have the same most likely next token.
     pub agreement: Mean,
-    /// Tokens for which they have not.
+    /// The number of tokens for which the most likely next tokens differ.
     pub differ: usize,
 }
 
 impl Evaluation {
-    /// e to the power of the mean negative log-likelihood.
+    /// Returns the perplexity, e to the power of the mean negative log-likelihood.
     pub fn perplexity(&self) -> f64 {
         self.nll.mean.exp()
     }
 }
 
-/// Models on texts.
+/// The results of several models on several texts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluations {
-    /// On each text, the models in their order.
+    /// The results for each text, one for each model in order.
     pub texts: Vec<Vec<Evaluation>>,
-    /// On all texts together, each token with the same weight.
+    /// The results for all texts together, with the same weight for each token.
     pub all: Vec<Evaluation>,
 }
 
-/// Values of tokens, by window.
+/// The values of tokens, grouped by window.
 #[derive(Default)]
 struct Values {
     windows: Vec<Vec<f64>>,
@@ -96,13 +98,13 @@ impl Values {
     }
 }
 
-/// Evaluates models over the tokens of texts in windows of `window` tokens that do not overlap, as
-/// [`perplexity`](crate::perplexity()) does, the first model being the reference of all others. All
-/// of them are called in turn on the same windows.
+/// Evaluates models over the tokens of texts, in windows of `window` tokens that do not overlap, as
+/// [`perplexity`](crate::perplexity()) does. The first model is the reference for the others. The
+/// models are called in turn on the same windows.
 ///
 /// # Errors
-/// As [`perplexity`](crate::perplexity()), of each model; [`LlamaError::Vocabulary`] for models of
-/// other vocabularies.
+/// See [`perplexity`](crate::perplexity()), for each model; also [`LlamaError::Vocabulary`] if the
+/// models have different vocabularies.
 pub fn evaluate(
     models: &[&LlamaModel],
     texts: &[&[u32]],
@@ -141,8 +143,8 @@ pub fn evaluate(
     Ok(found)
 }
 
-/// What models say of tokens: of each the negative log-likelihoods, and of all but the first the
-/// values beside it.
+/// Values collected over tokens: the negative log-likelihoods of each model, and the comparison of
+/// each model with the first.
 struct Collected {
     nll: Vec<Values>,
     against: Vec<[Values; 3]>,
@@ -195,7 +197,7 @@ impl Collected {
         Ok(())
     }
 
-    /// Adds what the same models say of another text.
+    /// Adds the values of the same models on another text.
     fn append(&mut self, other: Self) {
         let against = self
             .against
@@ -228,7 +230,7 @@ impl Collected {
     }
 }
 
-/// What a model says of the tokens of windows but each window's first.
+/// The predictions of a model for all tokens of windows except each window's first.
 struct Predicted {
     /// [windows, seq - 1, vocab], in f32.
     log_probabilities: Tensor<3>,

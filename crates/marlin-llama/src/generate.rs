@@ -1,4 +1,4 @@
-//! Text from a prompt.
+//! Generation of text from a prompt.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use crate::folder::Llama;
 use crate::sampling::Sampling;
 use crate::suppression::Suppression;
 
-/// Options of a generated text.
+/// Options for generating a text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateOptions {
-    /// Tokens to generate at most.
+    /// The largest number of tokens to generate.
     pub max_new_tokens: usize,
     /// The choice of the next token.
     pub sampling: Sampling,
@@ -26,13 +26,13 @@ pub struct GenerateOptions {
     /// The seed of the random choices.
     pub seed: u64,
     /// True to call [`Decoder::warm_up`] with the prompt's length first, so that the times of
-    /// prefill and decode do not include compilation.
+    /// prefill and decoding do not include compilation.
     pub warm_up: bool,
-    /// True to call [`Decoder::compile_ahead`] before, for a process that finds no compiled kernels
-    /// on disk.
+    /// True to call [`Decoder::compile_ahead`] before that, for a process that finds no compiled
+    /// kernels on disk.
     pub compile_ahead: bool,
-    /// True for a text that is an answer, and not the prompt continued: tokens of SentencePiece
-    /// lose the space that a text would begin with, as in transformers.
+    /// True if the text is an answer, rather than a continuation of the prompt: the first token of
+    /// SentencePiece then loses its leading space, as in transformers.
     pub answer: bool,
 }
 
@@ -41,22 +41,23 @@ pub struct GenerateOptions {
 pub struct Generation {
     /// The text after the prompt, without special tokens.
     pub text: String,
-    /// Its tokens.
+    /// The tokens of the text.
     pub tokens: Vec<u32>,
-    /// Tokens in the prompt.
+    /// The number of tokens in the prompt.
     pub prompt_tokens: usize,
-    /// The time of the warm-up, with what was compiled before it; zero if there was none.
+    /// The time of the warm-up, including compilation ahead of it; zero if there was neither.
     pub warm_up: Duration,
     /// The time from the prompt's tokens to the first new token on the host.
     pub prefill: Duration,
-    /// The time after that.
+    /// The time after the first new token.
     pub decode: Duration,
-    /// The reason why it ended.
+    /// The reason why the text ended.
     pub stop_reason: StopReason,
 }
 
 impl Llama {
-    /// Options as the model's makers chose them, for at most `max_new_tokens` tokens.
+    /// Returns the options of the model's own generation config, for at most `max_new_tokens`
+    /// tokens.
     pub fn default_options(&self, max_new_tokens: usize) -> GenerateOptions {
         let generation = &self.generation;
         GenerateOptions {
@@ -71,11 +72,11 @@ impl Llama {
         }
     }
 
-    /// Continues a prompt. `on_text` gets the text in pieces of whole characters, as they come; if
-    /// it breaks, the text ends there, with [`StopReason::Stopped`].
+    /// Continues a prompt. `on_text` receives the text in pieces of whole characters, as they are
+    /// generated. If it breaks, the text ends there, with [`StopReason::Stopped`].
     ///
     /// # Errors
-    /// As [`generate_from`](Self::generate_from).
+    /// See [`generate_from`](Self::generate_from).
     pub fn generate(
         &self,
         prompt: &str,
@@ -85,13 +86,13 @@ impl Llama {
         self.generate_from(self.tokenizer()?.encode(prompt)?, options, on_text)
     }
 
-    /// The same from a prompt's tokens.
+    /// Continues a prompt that is given as tokens; otherwise as [`generate`](Self::generate).
     ///
     /// # Errors
     /// [`LlamaError::NoTokenizer`], [`LlamaError::EmptyPrompt`], [`LlamaError::PromptTooLong`] with
     /// both numbers, [`LlamaError::Token`] for tokens outside the vocabulary,
     /// [`LlamaError::Sampling`] for options outside their range and broken logits,
-    /// [`LlamaError::Read`] where the device fails.
+    /// [`LlamaError::Read`] if the device fails.
     pub fn generate_from(
         &self,
         prompt: Vec<u32>,
@@ -180,8 +181,8 @@ impl Llama {
     }
 }
 
-/// Compiles ahead, and returns the time that it took: zero where the device has nothing to compile
-/// so.
+/// Compiles kernels ahead of time, and returns the time that it took; zero if there was nothing to
+/// compile on this device.
 fn compile(decoder: &mut Decoder, prompt_tokens: usize) -> Duration {
     let start = Instant::now();
     let CompiledAhead { operations, failed } = decoder.compile_ahead(prompt_tokens);

@@ -1,4 +1,4 @@
-//! Perplexity of texts.
+//! The perplexity of texts.
 
 use std::fmt::Display;
 
@@ -16,29 +16,29 @@ pub struct Perplexity {
     pub perplexity: f64,
     /// The mean negative log-likelihood of the predicted tokens, in nats.
     pub nll: f64,
-    /// Tokens that were predicted.
+    /// The number of predicted tokens.
     pub tokens: usize,
 }
 
-/// The progress of a perplexity.
+/// The progress of a perplexity computation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerplexityProgress {
-    /// Windows that are done.
+    /// The number of completed windows.
     pub windows: usize,
-    /// All windows.
+    /// The number of all windows.
     pub total: usize,
-    /// The perplexity of the windows that are done.
+    /// The perplexity of the completed windows.
     pub so_far: f64,
 }
 
-/// Elements of the largest tensor that windows are batched up to: 256 MiB in f32.
+/// The number of elements of the largest tensor up to which windows are batched: 256 MiB in f32.
 const BATCH_ELEMENTS: usize = 1 << 26;
 
 impl Llama {
-    /// The perplexity of a text: see [`perplexity`].
+    /// Computes the perplexity of a text; see [`perplexity`].
     ///
     /// # Errors
-    /// As [`perplexity`]; [`LlamaError::NoTokenizer`].
+    /// See [`perplexity`]; also [`LlamaError::NoTokenizer`].
     pub fn perplexity(
         &self,
         text: &str,
@@ -54,16 +54,16 @@ impl Llama {
     }
 }
 
-/// The perplexity of tokens, in windows of `window` tokens that do not overlap.
+/// Computes the perplexity of tokens, in windows of `window` tokens that do not overlap.
 ///
-/// Every token but a window's first is predicted once, from those before it in its window. The last
-/// window may be shorter; where it would be a single token, that is left out. Log-likelihoods are
+/// Every token except a window's first is predicted once, from the tokens before it in its window.
+/// The last window may be shorter; a last window of a single token is omitted. Log-likelihoods are
 /// computed in f32 and summed in f64.
 ///
 /// # Errors
 /// [`LlamaError::Window`], [`LlamaError::TextTooShort`], [`LlamaError::Token`] for tokens outside
 /// the vocabulary; [`LlamaError::LogLikelihood`] if the model's output is not a number;
-/// [`LlamaError::Read`] where the device fails.
+/// [`LlamaError::Read`] if the device fails.
 pub fn perplexity(
     model: &LlamaModel,
     tokens: &[u32],
@@ -110,9 +110,9 @@ pub fn perplexity(
 
 /// Windows of one length that a model is called with together.
 pub(crate) struct Batch<'a> {
-    /// Tokens of all of them.
+    /// The tokens of all windows.
     pub tokens: &'a [u32],
-    /// Tokens of a window.
+    /// The number of tokens in a window.
     pub seq: usize,
     /// The position of the first token in the text.
     start: usize,
@@ -124,7 +124,8 @@ impl Batch<'_> {
     }
 }
 
-/// The windows of a text, `batch` at a time, and then what is left over if it is more than a token.
+/// Splits a text into batches of `batch` windows, and a last shorter window if the rest has more
+/// than one token.
 pub(crate) fn batches(
     tokens: &[u32],
     window: usize,
@@ -148,7 +149,7 @@ pub(crate) fn batches(
         .chain(rest)
 }
 
-/// Windows that a forward without a cache is called with together.
+/// Returns the number of windows in one forward pass without a cache.
 pub(crate) fn dense_batch(model: &LlamaModel, window: usize) -> usize {
     let widest = model
         .config()
@@ -179,7 +180,7 @@ pub(crate) fn check_likelihoods(
     })
 }
 
-/// Checks that a model can be asked for the likelihoods of tokens in windows.
+/// Checks that a model can compute the likelihoods of tokens in windows of this length.
 pub(crate) fn check_text(
     model: &LlamaModel,
     tokens: &[u32],
@@ -208,13 +209,14 @@ pub(crate) fn check_text(
     Ok(())
 }
 
-/// Most rows of a pass over rows: enough for the speed of a long prompt, few enough that their
-/// logits fit.
+/// Returns the largest number of rows in a pass: enough for the speed of a long prompt, few enough
+/// that their logits fit.
 fn pass_rows(vocab_size: usize) -> usize {
     (BATCH_ELEMENTS / vocab_size).clamp(128, 4096)
 }
 
-/// As [`log_likelihoods`], with all tokens of a pass as rows, as those of prompts in a decoder.
+/// Computes the same values as [`log_likelihoods`], but passes tokens as rows, as a decoder does
+/// with prompts.
 fn row_likelihoods(model: &LlamaModel, batch: &Batch<'_>) -> Result<Vec<f32>, LlamaError> {
     let &Batch { tokens, seq, .. } = batch;
     let (slots, device) = (batch.windows(), model.device());
@@ -230,7 +232,7 @@ fn row_likelihoods(model: &LlamaModel, batch: &Batch<'_>) -> Result<Vec<f32>, Ll
         for (index, &token) in (first..).zip(part) {
             let (slot, position) = (index / seq, index % seq);
             rows.push(Row::of_prompt(token, position as u32, slot as u32));
-            // The last token of a window predicts none.
+            // The last token of a window predicts no token.
             next.push(if position + 1 < seq {
                 tokens[index + 1] as i32
             } else {
@@ -258,14 +260,15 @@ pub(crate) fn unread(error: impl Display) -> LlamaError {
     }
 }
 
-/// The log-likelihoods of all tokens but each window's first, [windows * (seq - 1)].
+/// Computes the log-likelihoods of all tokens except each window's first, [windows * (seq - 1)].
 fn log_likelihoods(model: &LlamaModel, batch: &Batch<'_>) -> Result<Vec<f32>, LlamaError> {
     let (_, likelihoods) = log_probabilities(model, batch);
     likelihoods.try_into_vec_as::<f32>().map_err(unread)
 }
 
-/// The log-probabilities in f32 of all tokens after each of a window but its last, [windows, seq -
-/// 1, vocab], and of those the ones of the tokens that come next, [windows, seq - 1, 1].
+/// Computes log-probabilities in f32 after each position of a window except its last: for all
+/// tokens of the vocabulary, [windows, seq - 1, vocab], and for the actual next tokens, [windows,
+/// seq - 1, 1].
 pub(crate) fn log_probabilities(model: &LlamaModel, batch: &Batch<'_>) -> (Tensor<3>, Tensor<3>) {
     let (windows, seq, vocab) = (batch.windows(), batch.seq, model.config().vocab_size);
     let tokens = token_tensor(batch.tokens, [windows, seq], &model.device());

@@ -1,28 +1,29 @@
-//! Options of sampling; [`marlin_decode::sample`] applies them.
+//! The options of sampling. [`marlin_decode::sample`] applies them.
 
 use marlin_decode::{Row, RowState};
 
-/// The choice of the next token.
+/// Options for the choice of the next token.
 ///
-/// Applied in this order, as Hugging Face's `generate` does: repetition penalty, [suppressed
+/// They are applied in this order, as in Hugging Face's `generate`: repetition penalty, [suppressed
 /// tokens](crate::Suppression), temperature, top-k, top-p, min-p.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// Logits are divided by this; 0 always takes the most likely token.
+    /// The divisor of the logits; 0 always takes the most likely token.
     pub temperature: f32,
-    /// Only this many of the most likely tokens count.
+    /// The number of most likely tokens to choose from.
     pub top_k: Option<usize>,
-    /// Only the most likely tokens that together reach this probability count; 1 for all.
+    /// The probability that the tokens to choose from, the most likely ones, reach together; 1 for
+    /// all tokens.
     pub top_p: f32,
-    /// Only tokens at least this many times as likely as the most likely one count (arXiv
-    /// 2407.01082); 0 for all, 1 for that one alone.
+    /// The probability, relative to the most likely token, that a token must have to be chosen
+    /// (arXiv 2407.01082); 0 for all tokens, 1 for only the most likely one.
     pub min_p: f32,
-    /// Logits of tokens that were there before are divided by this where positive, multiplied where
-    /// negative; 1 for no penalty.
+    /// The penalty on tokens that already occurred: their logits are divided by it if positive, and
+    /// multiplied by it if negative; 1 for no penalty.
     pub repetition_penalty: f32,
 }
 
-/// A choice that cannot be made.
+/// An error in the choice of the next token.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplingError {
@@ -36,12 +37,12 @@ pub enum SamplingError {
         /// The range of its values.
         expected: &'static str,
     },
-    /// A run of tokens without any, which would be completed at every step.
+    /// A bad word without tokens, which would be completed at every step.
     #[error(
         "bad word {index} of bad_words_ids, counted from 0, has no tokens; it must have at least one"
     )]
     EmptyBadWord {
-        /// Its place in the list.
+        /// Its index in the list.
         index: usize,
     },
     /// No token that could be chosen.
@@ -53,7 +54,7 @@ pub enum SamplingError {
 }
 
 impl Sampling {
-    /// Always the most likely token.
+    /// Always chooses the most likely token.
     pub const GREEDY: Self = Self {
         temperature: 0.0,
         top_k: None,
@@ -107,7 +108,7 @@ impl Sampling {
         )
     }
 
-    /// The row of a step for a sequence whose `token` is at `position` of `slot`, without
+    /// Creates the row of a step for a sequence whose `token` is at `position` of `slot`, without
     /// suppressed tokens.
     pub(crate) fn row(&self, token: u32, position: u32, slot: u32, seed: u64) -> Row {
         Row {
@@ -128,7 +129,7 @@ impl Sampling {
 }
 
 impl Default for Sampling {
-    /// [`GREEDY`](Self::GREEDY).
+    /// Returns [`GREEDY`](Self::GREEDY).
     fn default() -> Self {
         Self::GREEDY
     }

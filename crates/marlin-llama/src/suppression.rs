@@ -1,28 +1,30 @@
-//! Tokens that may not come next: options, and which they are at each step of a sequence.
+//! Suppressed tokens, which may not come next: the options, and the suppressed tokens at each step
+//! of a sequence.
 
 use crate::sampling::SamplingError;
 
-/// Tokens that a sequence may not have: their logits are minus infinity, after the repetition
-/// penalty and before temperature, in greedy decoding too.
+/// Options that suppress tokens. The logits of suppressed tokens are set to minus infinity, after
+/// the repetition penalty and before temperature, also in greedy decoding.
 ///
-/// The fields have the names and the meaning that they have in Hugging Face's `GenerationConfig`.
-/// Tokens outside the vocabulary change nothing.
+/// The fields have the same names and meaning as in Hugging Face's `GenerationConfig`. Tokens
+/// outside the vocabulary have no effect.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Suppression {
     /// Tokens that are never chosen.
     pub suppress_tokens: Vec<u32>,
-    /// Runs of tokens that are never completed: the last token of one is not chosen where the
-    /// sequence, its prompt included, ends with those before it. A run that is a stop token alone
-    /// is ignored.
+    /// Runs of tokens that are never completed: the last token of a run is not chosen if the
+    /// sequence, including its prompt, ends with the other tokens of the run. A run that consists
+    /// of a single stop token is ignored.
     pub bad_words_ids: Vec<Vec<u32>>,
-    /// No stop token is chosen before so many new tokens.
+    /// The number of new tokens before which no stop token is chosen.
     pub min_new_tokens: usize,
-    /// No stop token is chosen before the sequence, its prompt included, has so many tokens.
+    /// The number of tokens of the sequence, including its prompt, before which no stop token is
+    /// chosen.
     pub min_length: usize,
 }
 
 impl Suppression {
-    /// Every token may come next.
+    /// No token is suppressed.
     pub const NONE: Self = Self {
         suppress_tokens: Vec::new(),
         bad_words_ids: Vec::new(),
@@ -33,7 +35,7 @@ impl Suppression {
     /// Checks that no run of tokens is empty.
     ///
     /// # Errors
-    /// [`SamplingError::EmptyBadWord`], with its number.
+    /// [`SamplingError::EmptyBadWord`] with the index of the empty run.
     pub fn validate(&self) -> Result<(), SamplingError> {
         match self.bad_words_ids.iter().position(Vec::is_empty) {
             Some(index) => Err(SamplingError::EmptyBadWord { index }),
@@ -42,33 +44,34 @@ impl Suppression {
     }
 }
 
-/// The suppressed tokens of a sequence that goes on.
+/// The suppressed tokens of a running sequence.
 #[derive(Debug)]
 pub(crate) struct Suppressed {
     /// Tokens that are never chosen.
     always: Vec<u32>,
-    /// Tokens that are not chosen before there are `min_new_tokens`.
+    /// Tokens that are not chosen before there are `min_new_tokens` new tokens.
     stop_tokens: Vec<u32>,
     min_new_tokens: usize,
     new_tokens: usize,
-    /// Runs of two tokens and more.
+    /// Runs of two or more tokens.
     words: Vec<Vec<u32>>,
-    /// The last tokens of the sequence, as many as the longest run has before its last one.
+    /// The last tokens of the sequence, as many as the longest run has before its last token.
     last: Vec<u32>,
-    /// The choice that the device has the tokens of.
+    /// The choice whose suppressed tokens are on the device.
     written: Option<Choice>,
 }
 
-/// What decides which tokens are suppressed in the choice of a token.
+/// The state that decides which tokens are suppressed in a choice.
 #[derive(Debug, PartialEq, Eq)]
 struct Choice {
     may_stop: bool,
-    /// The runs that the token would complete, by number.
+    /// The indices of the runs that the token could complete.
     words: Vec<usize>,
 }
 
 impl Suppressed {
-    /// The suppressed tokens of a sequence with a prompt; none if the options suppress nothing.
+    /// Creates the suppressed tokens of a sequence with a prompt; `None` if the options suppress
+    /// nothing.
     pub(crate) fn new(options: &Suppression, stop_tokens: &[u32], prompt: &[u32]) -> Option<Self> {
         let Suppression {
             suppress_tokens,
@@ -106,22 +109,22 @@ impl Suppressed {
         Some(suppressed)
     }
 
-    /// True if the suppressed tokens follow from the tokens of the sequence, not from their number
-    /// alone.
+    /// Returns true if the suppressed tokens depend on the tokens of the sequence, not only on
+    /// their number.
     pub(crate) fn depends_on_tokens(&self) -> bool {
         !self.words.is_empty()
     }
 
-    /// The sequence goes on with a token.
+    /// Adds a token to the sequence.
     pub(crate) fn push(&mut self, token: u32) {
         self.new_tokens += 1;
         self.last.push(token);
         self.shorten();
     }
 
-    /// The suppressed tokens in the choice of the token that follows `unknown` tokens after those
-    /// of the sequence; none if they are the same as in the last call. Where they depend on tokens,
-    /// none may be unknown.
+    /// Returns the suppressed tokens for the choice of a token that comes `unknown` tokens after
+    /// the end of the sequence; `None` if they are the same as in the last call. If they depend on
+    /// tokens, `unknown` must be 0.
     pub(crate) fn change(&mut self, unknown: usize) -> Option<Vec<u32>> {
         let is_next = |word: &[u32]| {
             word.split_last()
@@ -157,7 +160,7 @@ impl Suppressed {
         Some(tokens)
     }
 
-    /// Forgets the tokens that no run reaches back to.
+    /// Drops the tokens that no run reaches back to.
     fn shorten(&mut self) {
         let needed = self
             .words

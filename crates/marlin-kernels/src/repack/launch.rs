@@ -231,8 +231,8 @@ fn second(
     buffer: &BufferArg,
 ) -> Result<BufferArg, KernelError> {
     match buffer {
-        // SAFETY: the length is that of the same buffer.
         BufferArg::Handle { handle } => {
+            // SAFETY: the length is that of the same buffer.
             Ok(unsafe { BufferArg::from_raw_parts_binding(handle.handle.clone(), buffer.len()) })
         }
         BufferArg::Alias { .. } => Err(KernelError::Alias {

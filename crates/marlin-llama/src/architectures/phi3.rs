@@ -21,7 +21,6 @@ pub(super) const DECLARATION: Declaration = Declaration {
         ..llama::DECLARATION.defaults
     },
     block,
-    ..llama::DECLARATION
 };
 
 fn block(config: &LlamaConfig, layer: usize) -> BlockShape {

@@ -19,30 +19,30 @@ use crate::model::{KvCache, LlamaModel};
 
 pub use check::check_folder;
 
-/// The options of opening a folder.
+/// Options for opening a folder.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OpenOptions {
-    /// The dtype of activations and float weights; by default that of the checkpoint if the device
-    /// computes in it, otherwise f32.
+    /// The dtype of activations and float weights. The default is the checkpoint's dtype if the
+    /// device computes in it, otherwise f32.
     pub dtype: Option<FloatDType>,
-    /// Positions of the cache; by default [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or the
-    /// model's own limit if that is less.
+    /// The number of positions of the KV cache. The default is
+    /// [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or the model's own limit if that is less.
     pub max_len: Option<usize>,
-    /// True if `tokenizer.json` is read. Texts need it.
+    /// True to read `tokenizer.json`, which is needed for texts.
     pub with_tokenizer: bool,
-    /// The format that a float output head is rounded to, tied to the embedding or not; without one
-    /// it stays float.
+    /// The format that a float output head is rounded to, whether or not it is tied to the
+    /// embedding. With `None` the head stays float.
     pub head: Option<QuantSpec>,
 }
 
 impl OpenOptions {
-    /// Positions of the cache if none are given. Models are made for up to 131072, which would take
-    /// more memory than their weights.
+    /// The default number of positions of the KV cache. Models support up to 131072, which would
+    /// take more memory than their weights.
     pub const DEFAULT_MAX_LEN: usize = 4096;
 }
 
 impl OpenOptions {
-    /// Positions of the cache.
+    /// Returns the number of positions of the KV cache.
     fn positions(&self, config: &LlamaConfig) -> Result<usize, LlamaError> {
         let limit = config.positions();
         let asked = self.max_len.unwrap_or(limit.min(Self::DEFAULT_MAX_LEN));
@@ -76,14 +76,14 @@ pub struct OpenProgress<'a> {
     pub total: usize,
 }
 
-/// A model from a folder: the model, its tokenizer, and how its makers generate with it.
+/// A model opened from a folder, with its tokenizer and its generation config.
 #[derive(Debug)]
 pub struct Llama {
     /// The model; [`Arc::unwrap_or_clone`] returns it without the `Arc`.
     pub model: Arc<LlamaModel>,
-    /// The tokenizer, where it was opened with one.
+    /// The tokenizer, if the folder was opened with one.
     pub tokenizer: Option<Tokenizer>,
-    /// `generation_config.json`, or the defaults without one.
+    /// The contents of `generation_config.json`, or the defaults if it does not exist.
     pub generation: GenerationConfig,
 }
 
@@ -92,13 +92,13 @@ impl Llama {
     ///
     /// Reads `config.json`, `generation_config.json` if it exists, `tokenizer.json`, and the
     /// weights: f16, bf16 or f32, and quantised projections in each of the formats that
-    /// [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the one that
-    /// the configs give it. A quantised weight stays one: no float copy of it is made.
+    /// [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the format that
+    /// the configs give it. A quantised weight stays quantised: no float copy of it is made.
     ///
     /// # Errors
-    /// A [`LlamaError`] that names the file, and the tensor where it is one: files that are missing
-    /// or broken, another architecture, another quantisation, tensors that are missing, misshaped
-    /// or surplus, a dtype the device does not compute in.
+    /// A [`LlamaError`] that names the file, and the tensor if a tensor is the cause: missing or
+    /// broken files, an unsupported architecture or quantisation, missing, misshaped or surplus
+    /// tensors, a dtype that the device does not compute in.
     pub fn open(
         dir: impl AsRef<Path>,
         device: &Device,
@@ -107,13 +107,14 @@ impl Llama {
         Self::open_with(dir, device, options, |_| {})
     }
 
-    /// [`open`](Self::open), with a call after every tensor or quantised layer.
+    /// [Opens](Self::open) a folder, and reports progress after every tensor or quantised layer.
     ///
-    /// Layers are read one at a time from the mapped files, or those of one joined matmul together:
-    /// converted on all cores, sent to the device, and dropped, the pages of the files with them.
+    /// Layers are read one at a time from the mapped files; the layers of a joined matmul are read
+    /// together. They are converted on all cores, sent to the device, and dropped, together with
+    /// the pages of the files.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// See [`open`](Self::open).
     pub fn open_with(
         dir: impl AsRef<Path>,
         device: &Device,
@@ -161,10 +162,10 @@ impl Llama {
         })
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     ///
     /// # Errors
-    /// [`LlamaError::NoTokenizer`] where it was opened without one.
+    /// [`LlamaError::NoTokenizer`] if the folder was opened without one.
     pub fn tokenizer(&self) -> Result<&Tokenizer, LlamaError> {
         self.tokenizer.as_ref().ok_or(LlamaError::NoTokenizer)
     }
@@ -191,7 +192,7 @@ pub(crate) fn choose_dtype(
     }
 }
 
-/// The dtype of the floats in a file, f32 of those that are in none of Burn's.
+/// Converts the dtype of floats in a file to Burn's; f32 if Burn does not have it.
 pub(crate) fn float_dtype(dtype: Dtype) -> FloatDType {
     match dtype {
         Dtype::F16 => FloatDType::F16,
@@ -201,7 +202,7 @@ pub(crate) fn float_dtype(dtype: Dtype) -> FloatDType {
 }
 
 /// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables.
-/// Called before any of them is read: a header and a config can declare any size.
+/// It is called before any tensor is read, since a header and a config can declare any size.
 fn check_memory(
     config: &LlamaConfig,
     checkpoint: &Checkpoint,
@@ -223,7 +224,7 @@ fn check_memory(
         .names()
         .filter_map(bytes)
         .fold(0, usize::saturating_add);
-    // Cosines and sines in f32, half a head each.
+    // The tables hold cosines and sines in f32, half a head each.
     let tables = max_len.saturating_mul(config.head_dim).saturating_mul(4);
     let cache = KvCache::size_bytes(config, 1, max_len, dtype).saturating_add(tables);
     match burn_marlin::device::free_memory(device) {
@@ -237,8 +238,8 @@ fn check_memory(
     }
 }
 
-/// Unties the output head where the files hold one that is not the embedding once more: as in
-/// transformers from 5 on, such a head counts, whatever the config says.
+/// Unties the output head if the files contain a head that differs from the embedding. As in
+/// transformers from 5 on, such a head is used, whatever the config says.
 fn use_own_head(config: &mut LlamaConfig, checkpoint: &Checkpoint) -> Result<(), LlamaError> {
     if config.tie_word_embeddings && has_own_head(checkpoint)? {
         let dir = checkpoint.dir().display();
@@ -252,7 +253,7 @@ fn has_own_head(checkpoint: &Checkpoint) -> Result<bool, LlamaError> {
     const HEAD: &str = "lm_head.weight";
     const EMBEDDING: &str = "model.embed_tokens.weight";
     if !checkpoint.contains(HEAD) || !checkpoint.contains(EMBEDDING) {
-        // A quantised head is none that an embedding could be.
+        // A quantised head cannot be tied to the embedding.
         return Ok(checkpoint.names().any(|name| name.starts_with("lm_head.")));
     }
     let (head, embedding) = (checkpoint.tensor(HEAD)?, checkpoint.tensor(EMBEDDING)?);

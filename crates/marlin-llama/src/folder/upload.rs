@@ -7,7 +7,7 @@ use marlin_format::checkpoint::{CheckpointError, Dtype, TensorView, is_float};
 
 use crate::LlamaError;
 
-/// The bytes of a float tensor that the host holds at a time during an upload.
+/// The largest number of bytes of a float tensor that the host holds at a time during an upload.
 pub(super) const UPLOAD_BYTES: usize = 64 << 20;
 
 /// Waits until the device has received everything given to it, at the end of a layer or tensor.
@@ -18,8 +18,8 @@ pub(super) fn sync(device: &Device, layer: &str) -> Result<(), LlamaError> {
     })
 }
 
-/// A float tensor on the device. One of more than `most` bytes goes there in blocks of its first
-/// dimension.
+/// Uploads a float tensor to the device. A tensor of more than `most` bytes is uploaded in blocks
+/// of its first dimension.
 pub(super) fn upload<const D: usize>(
     view: &TensorView<'_>,
     shape: [usize; D],
@@ -33,7 +33,7 @@ pub(super) fn upload<const D: usize>(
         return Ok(Tensor::from_data(data(view, view.bytes(), shape)?, target));
     }
     let rows = (most / row_bytes).max(1);
-    // Embeddings are larger than all else that a calibration has on the device.
+    // An embedding is larger than any other tensor of a calibration on the device.
     let mut tensor = apart(device, || Tensor::empty(shape, target));
     for (block, bytes) in view.bytes().chunks(rows * row_bytes).enumerate() {
         let (start, count) = (block * rows, bytes.len() / row_bytes);
@@ -42,13 +42,13 @@ pub(super) fn upload<const D: usize>(
         ranges[0] = start..start + count;
         let values = Tensor::from_data(data(view, bytes, block_shape)?, target);
         tensor = tensor.slice_assign(ranges, values);
-        // Copies are queued: without a wait the host would have all blocks at once.
+        // Copies are queued: without a wait the host would hold all blocks at once.
         sync(device, view.name())?;
     }
     Ok(tensor)
 }
 
-/// Float values in the file's dtype: `bytes` of a tensor, as many as `shape` has.
+/// The values of `bytes`, a part of a tensor with the given shape, in the file's dtype.
 fn data<const D: usize>(
     view: &TensorView<'_>,
     bytes: &[u8],
@@ -109,7 +109,7 @@ mod tests {
                     .unwrap()
             };
             let whole = values(usize::MAX);
-            // One row at a time, some, all but one, and all.
+            // Blocks of one row, of some rows, of all rows but one, and of all rows.
             for rows in [0, 1, 7, config.vocab_size - 1, config.vocab_size] {
                 assert_eq!(
                     values(rows * view.bytes().len() / config.vocab_size),

@@ -1,4 +1,4 @@
-//! The hidden states of the samples of a calibration, between the parts of blocks that they pass.
+//! The hidden states of calibration samples, between the parts of blocks.
 
 use burn::tensor::{Device, Tensor};
 use burn_marlin::device::target;
@@ -8,24 +8,25 @@ use marlin_kernels::Runtime;
 use crate::LlamaError;
 use crate::model;
 
-/// Bytes of the samples' hidden states that stay on a device while
-/// [`quantize_folder`](crate::quantize_folder) looks at data. For a model with 4,096 features in 16
-/// bits they are those of 229,000 tokens.
+/// The bytes of the samples' hidden states that stay on a device while
+/// [`quantize_folder`](crate::quantize_folder) calibrates. For a model with 4,096 features in 16
+/// bits this is enough for 229,000 tokens.
 ///
-/// The samples that quantisers are given by default, 128 of 2,048 tokens, have 4.3 GB of them in
-/// both models: 2.4 GB are on the host then, which is to need no more than 4 GB for all. A block
-/// looks at each of these four times and writes it twice.
+/// The default samples, 128 of 2,048 tokens, have 4.3 GB of hidden states in both models together.
+/// Of these, 2.4 GB are on the host, which should need no more than 4 GB in total. A block reads
+/// each hidden state on the host four times and writes it twice.
 pub const HIDDEN_STATES_ON_DEVICE: usize = 7 << 28;
 
-/// Hidden states [samples, seq, hidden] of a batch of samples, on the device or in memory of the
-/// host until they are looked at.
+/// The hidden states [samples, seq, hidden] of a batch of samples, on the device, or in host memory
+/// until they are used.
 pub(super) enum Hidden {
     OnDevice(Tensor<3>),
     OnHost(HostTensor<3>),
 }
 
 impl Hidden {
-    /// On the device if they take no more than its `room`, from which they are taken then.
+    /// Keeps hidden states on the device if they take no more than `room` bytes, which are then
+    /// subtracted from `room`; otherwise moves them to the host.
     ///
     /// # Errors
     /// The device failed.
@@ -40,7 +41,7 @@ impl Hidden {
         }
     }
 
-    /// The hidden states on the device.
+    /// Returns the hidden states on the device.
     ///
     /// # Errors
     /// The device failed.
@@ -51,8 +52,8 @@ impl Hidden {
         }
     }
 
-    /// Puts others in their place. On the host they are there after [`arrive`](Self::arrive), and
-    /// the device has no place for others until then.
+    /// Replaces the hidden states. On the host the new ones are complete after
+    /// [`arrive`](Self::arrive), and until then the device has no room for further ones.
     ///
     /// # Errors
     /// The device failed.
@@ -64,7 +65,7 @@ impl Hidden {
         Ok(())
     }
 
-    /// Waits until they are where they stay.
+    /// Waits until the hidden states are in their final place.
     ///
     /// # Errors
     /// The device failed.
@@ -78,13 +79,14 @@ impl Hidden {
 
 #[cfg(test)]
 thread_local! {
-    /// Bytes that a device has room for in a test, on which all are on the device otherwise.
+    /// The bytes that a device has room for in a test. Without it all hidden states of a test stay
+    /// on the device.
     pub(crate) static ROOM: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
-/// Bytes that a device has room for, of hidden states that take `bytes` for each of two models:
-/// those of the first, and what is left then for the second. The host has no other place to keep
-/// them.
+/// Returns the bytes of hidden states that stay on a device for each of two models whose hidden
+/// states take `bytes` each: the room for the first model, and the rest for the second. On a CPU
+/// all stay on the device, which is the host itself.
 pub(super) fn rooms(device: &Device, bytes: usize) -> [usize; 2] {
     #[cfg(test)]
     if let Some(room) = ROOM.get() {
@@ -99,14 +101,14 @@ pub(super) fn rooms(device: &Device, bytes: usize) -> [usize; 2] {
     }
 }
 
-/// Samples of one length.
+/// A batch of samples of one length.
 pub(super) struct Batch {
     pub(super) tokens: usize,
-    /// Their hidden states as the quantised layers have left them.
+    /// The hidden states after the quantised layers.
     pub(super) quantized: Hidden,
-    /// As the float layers have, where the quantiser looks at data.
+    /// The hidden states after the float layers, if the quantiser is calibration-based.
     pub(super) float: Option<Hidden>,
-    /// Its tokens as rows of prompts, on devices with flash attention.
+    /// The tokens as rows of prompts, on devices with flash attention.
     pub(super) rows: Option<model::Batch>,
 }
 
@@ -138,7 +140,7 @@ mod tests {
         let device = Device::flex();
         let states =
             |dtype: DType| Tensor::<3>::random([2, 3, 8], Distribution::Default, (&device, dtype));
-        // Room for a batch of f32, and not for another.
+        // The room is enough for one batch of f32, and not for another.
         let mut room = 200;
         for (dtype, stays) in [(DType::F32, true), (DType::F32, false), (DType::F16, false)] {
             let (first, second) = (states(dtype), states(dtype));

@@ -8,27 +8,29 @@ use super::{Calibration, FileFormat, Override};
 /// The layers to quantise, how, and the form to write.
 #[derive(Debug, Clone, Default)]
 pub struct QuantizeOptions {
-    /// The form of the files.
+    /// The format of the files.
     pub format: FileFormat,
-    /// 2:4 prunes every layer: of every four weights of an output feature two stay.
+    /// The sparsity of the weights. 2:4 prunes every layer: of every four weights of an output
+    /// feature two are kept.
     pub sparsity: Sparsity,
     /// Layers that stay as they are: names such as `model.layers.0.mlp.down_proj`, or `re:` and a
-    /// regular expression that matches from the start of the name. Each matches a layer of the
+    /// regular expression that matches from the start of the name. Each must match a layer of the
     /// model.
     pub exclude: Vec<String>,
-    /// Layers that are quantised otherwise than by the spec, by patterns as those of `exclude`: the
-    /// first that matches counts. `exclude` counts before all.
+    /// Layers that are quantised differently from the spec, by patterns like those of `exclude`.
+    /// The first pattern that matches applies. `exclude` takes precedence over all of them.
     pub overrides: Vec<(String, Override)>,
-    /// How values are chosen.
+    /// The way in which quantised values are chosen.
     pub method: Method,
 }
 
 /// The way in which quantised values are chosen.
 #[derive(Debug, Clone)]
 pub enum Method {
-    /// Round to nearest, after pruning by magnitude where weights are to be 2:4.
+    /// Rounding to nearest, after pruning by magnitude if the weights are to be 2:4.
     Round {
-        /// True if each group's range is the one of 76 that leaves the least squared error.
+        /// True to choose, for each group, the one of 76 ranges that leaves the least squared
+        /// error.
         clipping: bool,
     },
     /// AWQ (arXiv 2306.00978): inputs are scaled ([`marlin_quant::awq_scales`]), and weights
@@ -37,14 +39,14 @@ pub enum Method {
         /// The texts that it looks at.
         calibration: Calibration,
     },
-    /// GPTQ, pruning as SparseGPT does where weights are to be 2:4: [`marlin_quant::gptq`], block
-    /// after block on a device.
+    /// GPTQ ([`marlin_quant::gptq`]), block after block on a device. If the weights are to be 2:4,
+    /// it prunes as SparseGPT does.
     Gptq {
         /// The order in which input features are rounded.
         order: RowOrder,
-        /// The part of the mean of a Hessian's diagonal that is added to it.
+        /// The fraction of the mean of a Hessian's diagonal that is added to the diagonal.
         damping: f64,
-        /// True if inputs are scaled before, as [`Awq`](Self::Awq) does.
+        /// True to scale inputs first, as [`Awq`](Self::Awq) does.
         awq: bool,
         /// The texts that it looks at.
         calibration: Calibration,
@@ -74,7 +76,7 @@ impl Method {
         }
     }
 
-    /// The texts that it looks at, where it looks at any.
+    /// Returns the calibration, if the method uses one.
     pub(super) fn calibration(&self) -> Option<&Calibration> {
         match self {
             Self::Round { .. } => None,
@@ -82,12 +84,12 @@ impl Method {
         }
     }
 
-    /// True if inputs are scaled.
+    /// Returns true if inputs are scaled.
     pub(super) fn awq(&self) -> bool {
         matches!(self, Self::Awq { .. } | Self::Gptq { awq: true, .. })
     }
 
-    /// True if weights have a row permutation.
+    /// Returns true if weights have a row permutation.
     pub(super) fn act_order(&self) -> bool {
         matches!(
             self,

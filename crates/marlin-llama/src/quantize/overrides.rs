@@ -1,4 +1,4 @@
-//! Layers that are quantised otherwise than the rest.
+//! Overrides: layers that are quantised differently from the rest.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,21 +9,22 @@ use marlin_format::{Bits, GroupSize, QuantSpec};
 
 use crate::LlamaError;
 
-/// What differs in some layers. As text `skip`, or `bits:8`, `group:g32`, or both with a comma.
+/// A change to how some layers are quantised. As text it is `skip`, or `bits:8`, `group:g32`, or
+/// both with a comma.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Override {
-    /// They stay as they are.
+    /// The layers stay as they are.
     Skip,
-    /// They are quantised otherwise.
+    /// The layers are quantised with another spec.
     Spec {
-        /// The width of their values, where it differs.
+        /// The width of the values, if it differs.
         bits: Option<Bits>,
-        /// Their groups, where they differ.
+        /// The group size, if it differs.
         group: Option<GroupSize>,
     },
 }
 
-/// A text that says nothing of layers.
+/// A text that is not a valid override.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "`{found}` is no override: {reason}; it is `skip`, or `bits:4`, `bits:8`, `group:g32`, `group:g64`, `group:g128`, `group:channel`, with a comma between bits and group"
@@ -92,25 +93,26 @@ impl fmt::Display for Override {
     }
 }
 
-/// Exclusions and overrides with their patterns compiled.
+/// The exclusions and overrides, with compiled patterns.
 pub(super) struct Overrides {
     spec: QuantSpec,
     entries: Vec<Entry>,
 }
 
 struct Entry {
-    /// The field of [`QuantizeOptions`](super::QuantizeOptions) that has it.
+    /// The field of [`QuantizeOptions`](super::QuantizeOptions) that contains the entry.
     option: &'static str,
     pattern: LayerPattern,
     change: Override,
-    /// True once it has matched a layer, also one that an entry before it matches.
+    /// True once the entry has matched a layer, including layers that an earlier entry matches.
     is_used: bool,
 }
 
 const EXCLUDE: &str = "exclude";
 
 impl Overrides {
-    /// `spec` is that of layers that no entry matches; exclusions count before overrides.
+    /// Compiles the patterns. `spec` applies to layers that no entry matches; exclusions take
+    /// precedence over overrides.
     pub fn new(
         spec: QuantSpec,
         exclude: &[String],
@@ -138,8 +140,8 @@ impl Overrides {
         })
     }
 
-    /// The spec of a layer by the first entry that matches one of its names; none if it stays as it
-    /// is.
+    /// Returns the spec of a layer, from the first entry that matches one of its names; `None` if
+    /// the layer stays as it is.
     pub fn spec_of(&mut self, names: [&str; 2]) -> Option<QuantSpec> {
         let mut first = None;
         for entry in self
@@ -161,8 +163,8 @@ impl Overrides {
         }
     }
 
-    /// Tells of a layer that is never quantised, such as the head: to exclude it asks for nothing
-    /// else.
+    /// Records a layer that is never quantised, such as the head: an exclusion of it counts as
+    /// used.
     pub fn stays(&mut self, name: &str) {
         for entry in self
             .entries
@@ -173,7 +175,7 @@ impl Overrides {
         }
     }
 
-    /// Checks, when all layers are known, that each entry has matched one.
+    /// Checks, after all layers are known, that each entry has matched a layer.
     pub fn check_used(&self) -> Result<(), LlamaError> {
         match self.entries.iter().find(|entry| !entry.is_used) {
             Some(entry) => Err(LlamaError::PatternOfNone {

@@ -1,4 +1,4 @@
-//! The work of a run that is not complete: blocks that are quantised, beside the target.
+//! The work of an incomplete run: the quantised blocks, in a folder beside the target.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ use crate::config::read_json;
 const RUN: &str = "run.json";
 const LOSSES: &str = "losses.json";
 
-/// The field of the run's file that has the report of a run whose target is complete, or is only to
-/// be renamed.
+/// The field of the run's file with the report of a run whose target is complete, or only has to be
+/// renamed.
 const COMPLETE: &str = "complete";
 
-/// What a run that goes on with the blocks of another must have in common with it.
+/// The arguments that a run must share with an earlier run to resume from its blocks.
 pub(super) fn arguments(
     checkpoint: &Checkpoint,
     config: &Value,
@@ -30,7 +30,7 @@ pub(super) fn arguments(
     options: &QuantizeOptions,
     calibration: &Calibration,
 ) -> Result<Map<String, Value>, LlamaError> {
-    // Of the weights, those that are small: the norms.
+    // Only small weights are hashed: the norms.
     let mut model = Sha256::new();
     model.update(config.to_string());
     for name in checkpoint.names() {
@@ -67,14 +67,14 @@ pub(super) fn arguments(
     Ok(arguments.as_object().cloned().unwrap_or_default())
 }
 
-/// A folder `TARGET.partial` with the arguments of a run and a folder for each block that is done.
+/// A folder `TARGET.partial` with the arguments of a run and a folder for each completed block.
 #[derive(Clone)]
 pub(crate) struct Partial {
     dir: PathBuf,
     arguments: Map<String, Value>,
 }
 
-/// What a run that has written its target returns.
+/// The result of a run that has written its target.
 #[derive(Serialize, Deserialize)]
 struct Complete {
     format: FileFormat,
@@ -82,7 +82,7 @@ struct Complete {
 }
 
 impl Partial {
-    /// The folder of a run with these arguments. Nothing is read or created.
+    /// Names the folder of a run with these arguments. Nothing is read or created.
     pub(crate) fn new(target: &Path, arguments: Map<String, Value>) -> Self {
         let mut name = target.file_name().unwrap_or_default().to_owned();
         name.push(".partial");
@@ -92,8 +92,8 @@ impl Partial {
         }
     }
 
-    /// The report of a run with these arguments and this form that was killed after its target was
-    /// complete, but for its name, and before this folder was removed.
+    /// Returns the report of an earlier run with the same arguments and format that was killed
+    /// after its target was complete, except for its name, and before this folder was removed.
     pub(super) fn report(&self, format: FileFormat) -> Result<Option<QuantizeReport>, LlamaError> {
         let path = self.dir.join(RUN);
         if !path.exists() {
@@ -111,11 +111,12 @@ impl Partial {
         Ok(Some(complete.report).filter(|_| complete.format == format))
     }
 
-    /// Creates the folder, or checks the one that is there and removes what was being written when
-    /// its run was killed.
+    /// Creates the folder, or checks the existing one and removes the files that were being written
+    /// when its run was killed.
     ///
     /// # Errors
-    /// [`LlamaError::OtherRun`] where it is of a run with other arguments; [`LlamaError::Io`].
+    /// [`LlamaError::OtherRun`] if the folder belongs to a run with other arguments;
+    /// [`LlamaError::Io`].
     pub(super) fn open(&self) -> Result<(), LlamaError> {
         let dir = &self.dir;
         fs::create_dir_all(dir).map_err(|source| LlamaError::io("create", dir, source))?;
@@ -134,11 +135,11 @@ impl Partial {
         } else {
             self.write(self.arguments.clone())?;
         }
-        // Blocks, and the target.
+        // Unfinished blocks, and the unfinished target.
         self.remove_folders(|name| name.starts_with('.'))
     }
 
-    /// Removes the folders in this one whose names are among those asked for.
+    /// Removes the subfolders whose names satisfy `is_among`.
     fn remove_folders(&self, is_among: impl Fn(&str) -> bool) -> Result<(), LlamaError> {
         let entries =
             fs::read_dir(&self.dir).map_err(|source| LlamaError::io("list", &self.dir, source))?;
@@ -155,15 +156,15 @@ impl Partial {
         Ok(())
     }
 
-    /// The first argument that a run's file has another value for.
+    /// Returns the first argument for which a run's file has another value.
     fn other_argument(&self, found: &Value) -> Option<(&String, &Value)> {
         self.arguments
             .iter()
             .find(|(argument, now)| found.get(argument).unwrap_or(&Value::Null) != *now)
     }
 
-    /// Writes the run's file, and renames it when it is whole: a run that is killed in between
-    /// leaves none, or the one before.
+    /// Writes the run's file, and renames it when it is complete: a run that is killed in between
+    /// leaves no file, or the previous one.
     fn write(&self, fields: Map<String, Value>) -> Result<(), LlamaError> {
         let temporary = self.dir.join(".run.json");
         let text = format!("{:#}\n", Value::Object(fields));
@@ -173,7 +174,7 @@ impl Partial {
             .map_err(|source| LlamaError::io("rename", &temporary, source))
     }
 
-    /// Keeps the report of a target that is complete but for its name.
+    /// Stores the report of a target that is complete except for its name.
     pub(crate) fn keep_report(
         &self,
         format: FileFormat,
@@ -193,7 +194,7 @@ impl Partial {
         self.dir.join(format!("block-{block:05}"))
     }
 
-    /// The weights and losses of a block, where it is done.
+    /// Returns the weights and losses of a block, if it is complete.
     pub(super) fn block(
         &self,
         block: usize,
@@ -208,7 +209,7 @@ impl Partial {
         Ok(Some((Checkpoint::open(&dir)?, losses)))
     }
 
-    /// A writer of a block: the block is done when the writer is.
+    /// Creates a writer of a block. The block is complete when the writer finishes.
     pub(super) fn writer(
         &self,
         block: usize,
@@ -221,12 +222,12 @@ impl Partial {
         Ok(writer)
     }
 
-    /// A writer of the target.
+    /// Creates a writer of the target.
     pub(super) fn target_writer(&self, target: &Path) -> Result<CheckpointWriter, LlamaError> {
         Ok(CheckpointWriter::create_in(&self.dir, target)?)
     }
 
-    /// A reader of its blocks.
+    /// Creates a reader of the completed blocks.
     pub(super) fn reader(&self) -> PartialReader<'_> {
         PartialReader {
             partial: self,
@@ -234,23 +235,23 @@ impl Partial {
         }
     }
 
-    /// Removes the folder, when the target is complete: the run's file after the blocks, so that a
-    /// run that is killed in between is known to be complete.
+    /// Removes the folder after the target is complete. The blocks are removed before the run's
+    /// file, so that a run that is killed in between is known to be complete.
     pub(super) fn remove(&self) -> Result<(), LlamaError> {
         self.remove_folders(|_| true)?;
         fs::remove_dir_all(&self.dir).map_err(|source| LlamaError::io("remove", &self.dir, source))
     }
 }
 
-/// A reader of the blocks that are done. The last one stays open: the tensors of a block come one
-/// after the other.
+/// A reader of the completed blocks. The last block stays open, since the tensors of a block are
+/// read one after the other.
 pub(super) struct PartialReader<'a> {
     partial: &'a Partial,
     open: Option<(usize, Checkpoint, Vec<LayerLoss>)>,
 }
 
 impl PartialReader<'_> {
-    /// The weights and losses of a block.
+    /// Returns the weights and losses of a block.
     fn block(&mut self, block: usize) -> Result<(&Checkpoint, &[LayerLoss]), LlamaError> {
         let open = match self.open.take() {
             Some(open) if open.0 == block => open,
@@ -270,7 +271,7 @@ impl PartialReader<'_> {
         Ok((checkpoint, losses))
     }
 
-    /// A layer, and its loss.
+    /// Returns the weight of a layer, and its loss.
     pub(super) fn layer(
         &mut self,
         layer: &str,
@@ -284,7 +285,7 @@ impl PartialReader<'_> {
         ))
     }
 
-    /// The bytes of a tensor that a block has in the place of the source's.
+    /// Returns the bytes of a tensor that replaces the source's, if the block has it.
     pub(super) fn tensor(&mut self, name: &str) -> Result<Option<Vec<u8>>, LlamaError> {
         let Some(block) = block_of(name) else {
             return Ok(None);
@@ -298,7 +299,7 @@ impl PartialReader<'_> {
     }
 }
 
-/// The block that a layer or tensor is in.
+/// Returns the index of the block of a layer or tensor.
 fn block_of(name: &str) -> Option<usize> {
     name.strip_prefix("model.layers.")?
         .split('.')

@@ -1,4 +1,4 @@
-//! Calibration text to samples.
+//! Conversion of calibration text to samples.
 
 use std::path::{Path, PathBuf};
 
@@ -12,19 +12,19 @@ use serde_json::{Map, Value};
 
 use crate::LlamaError;
 
-/// How many samples calibration takes, and which.
+/// Options that choose the calibration samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleOptions {
-    /// Samples.
+    /// The number of samples.
     pub samples: usize,
-    /// Tokens of the longest sample.
+    /// The number of tokens of the longest sample.
     pub max_len: usize,
-    /// Of more samples than are asked for, those that this seed draws are taken.
+    /// The seed that draws the samples, if the texts have more than are requested.
     pub seed: u64,
 }
 
 impl Default for SampleOptions {
-    /// 128 samples of up to 2048 tokens.
+    /// Returns options for 128 samples of up to 2048 tokens.
     fn default() -> Self {
         Self {
             samples: 128,
@@ -42,25 +42,26 @@ enum Line {
     Chat { messages: Vec<Map<String, Value>> },
 }
 
-/// Why a line is no document.
+/// The reason why a line is not a document.
 enum Fault {
-    /// It is not what it should be.
+    /// The line does not have the expected form.
     Invalid(&'static str),
-    /// It is a conversation that the model does not take, as its template or a part that is no text
-    /// says.
+    /// The line is a conversation that the model does not support: its template refuses it, or a
+    /// part is not text.
     LeftOut(String),
     Failed(TextError),
 }
 
-/// The tokens of samples from files: text; `.jsonl`, a document in `text` on each line; or chat
-/// `.jsonl`, a conversation in `messages` on each line, which goes through `template`.
+/// Reads calibration samples, as tokens, from files: text; `.jsonl` with a document in `text` on
+/// each line; or chat `.jsonl` with a conversation in `messages` on each line, which `template`
+/// renders.
 ///
 /// A message's content is text, a list of parts `{"type": "text", "text": ..}`, or, beside
-/// `tool_calls`, `null`. A conversation with other parts, or that the template refuses, is left
-/// out, and a warning counts them. A byte order mark at the start of a file is skipped.
+/// `tool_calls`, `null`. Conversations with other parts, or that the template refuses, are left
+/// out, and a warning gives their number. A byte order mark at the start of a file is skipped.
 ///
 /// Each document is cut into samples of `max_len` tokens, the last of them shorter: documents are
-/// not joined, and there is no padding. A last one of fewer than 16 tokens is left out.
+/// not joined, and there is no padding. A last sample of fewer than 16 tokens is left out.
 ///
 /// # Errors
 /// [`LlamaError::Io`]; [`LlamaError::CalibrationLine`]; [`LlamaError::Text`];
@@ -71,7 +72,7 @@ pub fn calibration_samples(
     template: Option<&ChatTemplate>,
     options: &SampleOptions,
 ) -> Result<Vec<Vec<u32>>, LlamaError> {
-    /// A shorter rest of a document says little.
+    /// The fewest tokens of a sample. A shorter rest of a document contributes little.
     const SHORTEST: usize = 16;
     let max_len = options.max_len.max(1);
     let mut samples = Vec::new();
@@ -95,8 +96,8 @@ pub fn calibration_samples(
     Ok(samples)
 }
 
-/// The tokens of each document of a file. Conversations that the model does not take are left out;
-/// a warning says how many.
+/// Returns the tokens of each document of a file. Conversations that the model does not support are
+/// left out; a warning gives their number.
 fn documents(
     path: &Path,
     tokenizer: &Tokenizer,
@@ -148,7 +149,7 @@ fn documents(
     Ok(documents)
 }
 
-/// The tokens of a line.
+/// Returns the tokens of a line.
 fn document(
     line: &str,
     tokenizer: &Tokenizer,
@@ -185,9 +186,10 @@ fn document(
     tokens_of(&text, tokenizer, Start::Rendered).map_err(Fault::Failed)
 }
 
-/// A message as chat templates take it: its content as one text, which is empty beside tool calls,
-/// and the arguments of tool calls as objects. Files also have a list of parts, `null` or nothing
-/// as content, and arguments as the text of an object, as the interface of chat completions does.
+/// Converts a message to the form that chat templates expect: the content as one text, which is
+/// empty beside tool calls, and the arguments of tool calls as objects. In files the content may
+/// also be a list of parts, `null` or missing, and the arguments may be the text of an object, as
+/// in the chat completions API.
 fn message(mut fields: Map<String, Value>) -> Result<Value, Fault> {
     if !fields.get("role").is_some_and(Value::is_string) {
         return Err(Fault::Invalid("a message has no string `role`"));
@@ -224,7 +226,7 @@ fn message(mut fields: Map<String, Value>) -> Result<Value, Fault> {
     Ok(fields.into())
 }
 
-/// The text of a part of a message.
+/// Returns the text of a part of a message.
 fn text_of(part: &Value) -> Result<&str, Fault> {
     match part
         .as_str()
@@ -238,18 +240,18 @@ fn text_of(part: &Value) -> Result<&str, Fault> {
     }
 }
 
-/// What a text starts with.
+/// The tokens that a text starts with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Start {
     /// The tokens that the tokenizer adds.
     Text,
-    /// What the chat template has there.
+    /// The tokens that the chat template wrote.
     Rendered,
 }
 
-/// The tokens of a text of any length, in pieces that end with a line.
+/// Encodes a text of any length, in pieces that end with a line.
 fn tokens_of(text: &str, tokenizer: &Tokenizer, start: Start) -> Result<Vec<u32>, TextError> {
-    /// Bytes of a piece: the tokenizer's memory is limited.
+    /// The largest number of bytes in a piece: the tokenizer's memory is limited.
     const PIECE: usize = 1 << 18;
     let mut tokens = Vec::new();
     let mut rest = text;
@@ -261,7 +263,7 @@ fn tokens_of(text: &str, tokenizer: &Tokenizer, start: Start) -> Result<Vec<u32>
             rest[..limit].rfind('\n').map_or(limit, |line| line + 1)
         };
         let (piece, after) = rest.split_at(end);
-        // What starts a text is added to the first piece alone.
+        // The tokens that start a text are added only to the first piece.
         let is_first = start == Start::Text && tokens.is_empty();
         tokens.extend(if is_first {
             tokenizer.encode(piece)?

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Every option in use.
+/// Options that are all different from the defaults.
 const ALL: Sampling = Sampling {
     temperature: 0.8,
     top_k: Some(40),
