@@ -7,7 +7,7 @@ use std::path::Path;
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     for folder in [
-        "crates/marlin-decode/src",
+        "crates/marlin-nn/src",
         "crates/marlin-format/src",
         "crates/marlin-kernels/src",
         "examples/ladder/src",

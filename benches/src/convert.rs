@@ -6,7 +6,7 @@ use marlin_format::checkpoint::{
     Checkpoint, CheckpointWriter, Dtype, GptqFormat, GptqVersion, LayerFormat, Marlin24Names,
     PackQuantizedFormat, TensorData, TensorSpec, layer_tensors, read_layer,
 };
-use marlin_format::{Bits, QuantSpec};
+use marlin_format::{QuantSpec, WeightValue};
 use rand::rngs::SmallRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, RngExt, SeedableRng};
@@ -85,10 +85,7 @@ fn written(dir: &Path, tensors: &[TensorData]) -> Result<Checkpoint, BenchError>
 
 /// Returns every format, with every kind of weight that it supports.
 fn formats(int4: QuantSpec) -> Vec<LayerFormat> {
-    let int8 = QuantSpec {
-        bits: Bits::Eight,
-        ..int4
-    };
+    let int8 = int4.with_value(WeightValue::Int8);
     let specs = [int4, int4.with_zero_points(), int8, int8.with_zero_points()];
     let with_order = |format: fn(QuantSpec, bool) -> LayerFormat| {
         specs.map(|spec| [false, true].map(|act_order| format(spec, act_order)))
@@ -124,8 +121,8 @@ fn tensors_of(format: &LayerFormat) -> Vec<TensorData> {
     let (k, n, groups, per_word) = (
         FEATURES,
         FEATURES,
-        spec.group.count(FEATURES),
-        spec.bits.per_word(),
+        spec.scales.group.count(FEATURES),
+        spec.value.per_word(),
     );
     let (weight, weight_shape, zero_points, zero_points_shape, scales, scales_shape) = match format
     {
@@ -180,7 +177,7 @@ fn tensors_of(format: &LayerFormat) -> Vec<TensorData> {
     let mut bytes = vec![0; 4 * weight_shape[0] * weight_shape[1]];
     rng.fill_bytes(&mut bytes);
     let mut tensors = vec![tensor(weight, Dtype::I32, &weight_shape, bytes)];
-    if spec.zero_points || matches!(format, LayerFormat::Gptq(_)) {
+    if spec.has_zero_points() || matches!(format, LayerFormat::Gptq(_)) {
         let mut bytes = vec![0; 4 * zero_points_shape[0] * zero_points_shape[1]];
         rng.fill_bytes(&mut bytes);
         // GPTQ's version 1 cannot represent the largest value.
@@ -193,7 +190,7 @@ fn tensors_of(format: &LayerFormat) -> Vec<TensorData> {
     tensors.push(tensor(scales, Dtype::F16, &scales_shape, bytes));
 
     let mut group_index: Vec<i32> = (0..k)
-        .map(|row| (row / spec.group.rows(k)) as i32)
+        .map(|row| (row / spec.scales.group.rows(k)) as i32)
         .collect();
     if format.act_order() {
         group_index.shuffle(rng);

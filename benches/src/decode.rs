@@ -6,9 +6,7 @@ use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
 use marlin_format::{GroupSize, QuantSpec, Sparsity, WeightFormat};
-use marlin_llama::{
-    Decoder, LlamaConfig, LlamaModel, Projection, Sampling, SequenceOptions, Suppression,
-};
+use marlin_lm::{Engine, Model, ModelConfig, Projection, RequestParams, Sampling, Suppression};
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
@@ -20,8 +18,8 @@ use std::time::Instant;
 #[derive(Args)]
 pub struct DecodeArgs {
     /// The models whose shapes to use.
-    #[arg(long, value_delimiter = ',', default_values_t = [Model::Llama2Seven, Model::Llama3Eight, Model::Llama2Seventy, Model::Shipped], value_enum)]
-    models: Vec<Model>,
+    #[arg(long, value_delimiter = ',', default_values_t = [Preset::Llama2Seven, Preset::Llama3Eight, Preset::Llama2Seventy, Preset::Shipped], value_enum)]
+    models: Vec<Preset>,
     /// The formats of the layers' weights.
     #[arg(long, value_delimiter = ',', default_values_t = [Weights::W4a16, Weights::F16], value_enum)]
     weights: Vec<Weights>,
@@ -51,7 +49,7 @@ pub struct DecodeArgs {
 
 /// A model whose shape is known.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Model {
+pub enum Preset {
     #[value(name = "llama-2-7b")]
     Llama2Seven,
     #[value(name = "llama-3-8b")]
@@ -96,7 +94,7 @@ impl Weights {
 
 /// One run.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct StepFigure {
     /// Always "step", for a whole step.
     routine: &'static str,
     /// The digest of the sources of a step's kernels: [`STEP_DIGEST`](record::STEP_DIGEST).
@@ -121,9 +119,9 @@ pub struct Row {
     read_fraction: Option<f64>,
 }
 
-impl Model {
+impl Preset {
     /// Returns a config with the shape of the model.
-    pub fn config(self) -> Result<LlamaConfig, BenchError> {
+    pub fn config(self) -> Result<ModelConfig, BenchError> {
         let config = |hidden: usize,
                       intermediate: usize,
                       layers: usize,
@@ -147,14 +145,14 @@ impl Model {
                 include_str!("../../examples/train-tiny-llama/model/config.json").to_owned()
             }
         };
-        LlamaConfig::from_json(&text).map_err(failed)
+        ModelConfig::from_json(&text).map_err(failed)
     }
 }
 
 /// Times the models in the arguments, prints a line for each run, and writes the record.
 pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     let device = Device::cuda(0);
-    marlin_kernels::overlap::record_ordinary_edges(args.ordinary_edges);
+    marlin_kernels::pdl::record_ordinary_edges(args.ordinary_edges);
     let name = burn_marlin::device::device_name(&device);
     println!(
         "{name}: {} prompt tokens, f16 activations and head",
@@ -179,15 +177,15 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
             let format = weights.format();
             let config = model.config()?;
             let longest = args.new_tokens.iter().max().copied().unwrap_or(0);
-            let joining = args
+            let prefill = args
                 .batch
                 .iter()
-                .map(|&batch| joining_steps(batch, args.prompt))
+                .map(|&batch| prefill_steps(batch, args.prompt))
                 .max()
                 .unwrap_or(0);
             let max_len = args
                 .max_len
-                .unwrap_or(args.prompt + longest + joining)
+                .unwrap_or(args.prompt + longest + prefill)
                 .min(config.max_position_embeddings);
             let needed = float_bytes(&config) * if format.is_some() { 1 } else { 4 } / 4;
             if burn_marlin::device::free_memory(&device).is_some_and(|free| free < needed) {
@@ -200,7 +198,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
                 continue;
             }
             let built = Arc::new(
-                LlamaModel::random(&config, max_len, FloatDType::F16, format, &device)
+                Model::random(&config, max_len, FloatDType::F16, format, &device)
                     .map_err(failed)?,
             );
             let bytes = weight_bytes(&built);
@@ -245,7 +243,7 @@ pub fn value_name(value: impl ValueEnum) -> String {
 }
 
 /// Returns the bytes of a model in f16.
-fn float_bytes(config: &LlamaConfig) -> usize {
+fn float_bytes(config: &ModelConfig) -> usize {
     let attention = config.hidden_size * (2 * config.query_size() + 2 * config.key_value_size());
     let layer = attention + 3 * config.hidden_size * config.intermediate_size;
     2 * (config.num_hidden_layers * layer + 2 * config.vocab_size * config.hidden_size)
@@ -253,7 +251,7 @@ fn float_bytes(config: &LlamaConfig) -> usize {
 
 /// Returns the bytes of weights that a step reads: all except the embedding, of which it reads one
 /// row.
-fn weight_bytes(model: &LlamaModel) -> usize {
+fn weight_bytes(model: &Model) -> usize {
     let config = model.config();
     let norms = 2 * (2 * config.num_hidden_layers + 1) * config.hidden_size;
     let projections = model.projections().map(|(_, projection)| match projection {
@@ -273,34 +271,34 @@ struct Times {
 pub const CHUNK: usize = 512;
 
 /// Returns an upper bound of the number of steps between the first token of any of `batch`
-/// sequences that join together and the first token of the last one: a step reads one chunk of
+/// requests that are added together and the first token of the last one: a step reads one chunk of
 /// prompts.
-pub fn joining_steps(batch: usize, prompt_tokens: usize) -> usize {
+pub fn prefill_steps(batch: usize, prompt_tokens: usize) -> usize {
     batch * prompt_tokens.div_ceil(CHUNK).max(1)
 }
 
 /// Decodes once to compile and record everything, and a second time to measure.
 fn time(
-    model: &Arc<LlamaModel>,
+    model: &Arc<Model>,
     batch: usize,
     prompt_tokens: usize,
     new_tokens: usize,
 ) -> Result<Times, BenchError> {
-    let mut decoder = Decoder::new(model.clone(), batch).map_err(failed)?;
+    let mut engine = Engine::new(model.clone(), batch).map_err(failed)?;
     let mut times = Times {
         first: 0.0,
         step: 0.0,
     };
     for (round, steps) in [(0, 3), (1, new_tokens)] {
         times.first = first_tokens(
-            &mut decoder,
+            &mut engine,
             model.config().vocab_size,
             [batch, prompt_tokens, new_tokens],
             round,
         )?;
         let start = Instant::now();
         for _ in 1..steps {
-            let tokens = step(&mut decoder, batch)?;
+            let tokens = step(&mut engine, batch)?;
             if tokens < batch {
                 // With fewer sequences, the time would be lower.
                 return Err(BenchError::Model(format!(
@@ -310,41 +308,41 @@ fn time(
         }
         times.step = start.elapsed().as_secs_f64() / (steps.max(2) - 1) as f64;
         for slot in 0..batch {
-            decoder.leave(slot);
+            engine.abort(slot);
         }
     }
-    if !decoder.is_captured() {
+    if !engine.is_captured() {
         println!("    steps were not recorded as a graph");
     }
     Ok(times)
 }
 
-/// Joins `batch` prompts of `prompt_tokens` each, different ones in each round, and steps until
-/// every one of them has its first token. Returns the seconds.
+/// Adds `batch` requests, prompts of `prompt_tokens` each, different ones in each round, and steps
+/// until every one of them has its first token. Returns the seconds.
 ///
 /// Afterwards, every sequence can decode at least `new_tokens - 1` more tokens.
 pub fn first_tokens(
-    decoder: &mut Decoder,
+    engine: &mut Engine,
     vocab: usize,
     [batch, prompt_tokens, new_tokens]: [usize; 3],
     round: usize,
 ) -> Result<f64, BenchError> {
     let start = Instant::now();
-    join(decoder, vocab, [batch, prompt_tokens, new_tokens], round)?;
+    add_requests(engine, vocab, [batch, prompt_tokens, new_tokens], round)?;
     // Sequences whose prompts were read first decode while the others are read.
-    while step(decoder, batch)? < batch {}
+    while step(engine, batch)? < batch {}
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Joins prompts as [`first_tokens`] does, without reading them.
-pub fn join(
-    decoder: &mut Decoder,
+/// Adds requests as [`first_tokens`] does, without reading them.
+pub fn add_requests(
+    engine: &mut Engine,
     vocab: usize,
     [batch, prompt_tokens, new_tokens]: [usize; 3],
     round: usize,
 ) -> Result<(), BenchError> {
-    let max_new_tokens = new_tokens + joining_steps(batch, prompt_tokens);
-    let options = SequenceOptions {
+    let max_new_tokens = new_tokens + prefill_steps(batch, prompt_tokens);
+    let options = RequestParams {
         sampling: Sampling::GREEDY,
         suppression: Suppression::NONE,
         seed: 0,
@@ -355,20 +353,20 @@ pub fn join(
         let prompt: Vec<u32> = (0..prompt_tokens)
             .map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32)
             .collect();
-        decoder.join(&prompt, &options).map_err(failed)?;
+        engine.add_request(&prompt, &options).map_err(failed)?;
     }
     Ok(())
 }
 
 /// Takes one step, and returns the number of sequences that got a token.
-pub fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
-    let decoded = decoder.step().map_err(failed)?;
+pub fn step(engine: &mut Engine, batch: usize) -> Result<usize, BenchError> {
+    let decoded = engine.step().map_err(failed)?;
     let tokens = decoded
         .iter()
         .filter(|decoded| decoded.token.is_some())
         .count();
     match tokens == decoded.len()
-        && decoder.sequences()
+        && engine.sequences()
             + decoded
                 .iter()
                 .filter(|decoded| decoded.end.is_some())
@@ -383,17 +381,17 @@ pub fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
 }
 
 fn report(
-    model: Model,
+    model: Preset,
     weights: Weights,
     batch: usize,
     prompt_tokens: usize,
     new_tokens: usize,
     bytes: usize,
     (times, rates): (Times, Option<Rates>),
-) -> Row {
+) -> StepFigure {
     let rate = bytes as f64 / times.step;
     let read_fraction = rates.map(|rates| rate / rates.read);
-    let row = Row {
+    let row = StepFigure {
         routine: "step",
         digest: record::STEP_DIGEST,
         model: value_name(model),

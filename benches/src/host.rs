@@ -5,9 +5,9 @@ use crate::BenchError;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_marlin::{GroupSize, QuantLinear, QuantSpec, W4A16};
+use burn_marlin::{GroupSize, QuantLinear, QuantSpec, WeightQuantizer};
 use clap::Args;
-use marlin_llama::{Decoder, Llama, OpenOptions, Sampling, SequenceOptions, Suppression};
+use marlin_lm::{Engine, LanguageModel, OpenOptions, RequestParams, Sampling, Suppression};
 use serde::Serialize;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -170,7 +170,7 @@ pub fn run(args: &HostArgs) -> Result<(), BenchError> {
 fn layers(rows: usize, spec: &QuantSpec, device: &Device) -> Result<Vec<LayerRow>, BenchError> {
     let random =
         |features: usize| Tensor::<2>::random([rows, features], Distribution::Default, device);
-    let convert = W4A16::new(*spec);
+    let convert = WeightQuantizer::new(*spec);
     let mut out = Vec::new();
 
     let linear = copies(|| LinearConfig::new(HIDDEN, INTERMEDIATE).init(device));
@@ -245,7 +245,9 @@ fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchE
     let Some(before) = peak().filter(|_| reset.is_ok()) else {
         return Ok(None);
     };
-    let (model, report) = W4A16::new(*spec).quantize(model).map_err(failed)?;
+    let (model, report) = WeightQuantizer::new(*spec)
+        .quantize(model)
+        .map_err(failed)?;
     let Some(peak) = peak() else { return Ok(None) };
     drop(model);
     let row = MemoryRow {
@@ -282,7 +284,7 @@ fn copies<M: Module>(module: impl Fn() -> M) -> Vec<M> {
         .collect()
 }
 
-fn converted<M: Module>(modules: &[M], convert: &W4A16) -> Result<Vec<M>, BenchError> {
+fn converted<M: Module>(modules: &[M], convert: &WeightQuantizer) -> Result<Vec<M>, BenchError> {
     modules
         .iter()
         .map(|module| {
@@ -354,14 +356,14 @@ fn model(folder: &Path, args: &HostArgs, device: &Device) -> Result<ModelRow, Be
         with_tokenizer: false,
         ..OpenOptions::default()
     };
-    let llama = Llama::open(folder, device, &options).map_err(failed)?;
+    let llama = LanguageModel::open(folder, device, &options).map_err(failed)?;
     let prompt: Vec<u32> = (0..args.prompt as u32)
         .map(|i| i * 37 % llama.model.config().vocab_size as u32)
         .collect();
     let (mut prompt_rate, mut decode_rate) = (0f64, 0f64);
     for _ in 0..3 {
-        let mut decoder = Decoder::new(llama.model.clone(), 1).map_err(failed)?;
-        let options = SequenceOptions {
+        let mut engine = Engine::new(llama.model.clone(), 1).map_err(failed)?;
+        let options = RequestParams {
             sampling: Sampling::GREEDY,
             suppression: Suppression::NONE,
             seed: 0,
@@ -369,13 +371,13 @@ fn model(folder: &Path, args: &HostArgs, device: &Device) -> Result<ModelRow, Be
             max_new_tokens: args.new_tokens,
         };
         let start = Instant::now();
-        decoder.join(&prompt, &options).map_err(failed)?;
-        decoder.step().map_err(failed)?;
+        engine.add_request(&prompt, &options).map_err(failed)?;
+        engine.step().map_err(failed)?;
         let first = start.elapsed().as_secs_f64();
         let start = Instant::now();
         let mut steps = 0;
-        while decoder.sequences() > 0 {
-            decoder.step().map_err(failed)?;
+        while engine.sequences() > 0 {
+            engine.step().map_err(failed)?;
             steps += 1;
         }
         prompt_rate = prompt_rate.max(args.prompt as f64 / first);

@@ -1,7 +1,7 @@
 //! Times W4A16 matmuls.
 
 use crate::operands::{Weights, activations, buffer, row_permutation};
-use crate::record::{self, Row};
+use crate::record::{self, KernelFigure};
 use crate::shapes::{Shape, named};
 use crate::timing::time;
 use crate::{BenchError, KernelArgs};
@@ -12,7 +12,7 @@ use marlin_format::{
 };
 use marlin_kernels::inspect::source_of;
 use marlin_kernels::{
-    ActivationDtype, Card, Kernel, Operands, Plan, QuantProblem, Reason, Target, launch, plan, tile,
+    ActivationDtype, Kernel, Operands, Plan, QuantProblem, Reason, Target, launch, plan, tile,
 };
 
 /// The rates of a card, from which the floor is computed.
@@ -39,7 +39,7 @@ const GRAPH_MICROSECONDS: f64 = 4000.0;
 /// Times the kernels in the arguments, prints a line for each, and writes the record.
 pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     let client = cubecl::Device::from(CudaDevice::new(0)).client();
-    let card = Card::of(&client).ok_or(BenchError::Card)?;
+    let card = Target::of(&client).card.ok_or(BenchError::Card)?;
     let dtype = if args.bf16 {
         ActivationDtype::BF16
     } else {
@@ -50,11 +50,9 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     } else {
         ScaleDtype::F16
     };
-    let spec = QuantSpec {
-        bits: args.bits,
-        zero_points: args.zero_points,
-        ..QuantSpec::int4(args.group).with_scale_dtype(scales)
-    };
+    let spec = QuantSpec::new(args.bits, args.group)
+        .with_zero_point(args.zero_points.into())
+        .with_scale_dtype(scales);
     let sparsity = if args.sparse {
         Sparsity::TwoFour
     } else {
@@ -148,7 +146,7 @@ fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
     // A weight counts with its bits (with 2:4, half of them and 1 bit of metadata), and with a
     // scale of 2 bytes for each 128 weights, as in the figures published for other kernels. Sparse
     // tensor cores take half the time for the same number of products.
-    let bytes_each = problem.spec().bits.count() as f64 / 8.0;
+    let bytes_each = problem.spec().value.bits() as f64 / 8.0;
     let (weight, flops) = match problem.weight.format.sparsity {
         Sparsity::Dense => (bytes_each, 1.0),
         Sparsity::TwoFour => (bytes_each / 2.0 + 0.125, 2.0),
@@ -164,7 +162,7 @@ fn report(
     capability: u32,
     us: f64,
     floor_us: Option<f64>,
-) -> Row {
+) -> KernelFigure {
     let (m, n, k, spec) = (problem.m, problem.n(), problem.k(), problem.spec());
     let kernel = plan.kernel.to_string();
     let routine = match plan.kernel {
@@ -180,7 +178,7 @@ fn report(
         "{:12} {k:>6} {n:>6} {m:>5}  {kernel:28} {us:>9.2} {floor:>9} {share:>6} {rate:>8.1}",
         shape.name
     );
-    Row {
+    KernelFigure {
         routine,
         text: source_of(problem, &plan.kernel, capability)
             .ok()
@@ -191,9 +189,9 @@ fn report(
         k,
         n,
         m,
-        bits: spec.bits.count(),
-        group: spec.group.as_i64(),
-        zero_points: spec.zero_points,
+        bits: spec.value.bits(),
+        group: spec.scales.group.as_i64(),
+        zero_points: spec.has_zero_points(),
         act_order: problem.weight.format.permuted,
         sparsity: problem.weight.format.sparsity.to_string(),
         dtype: problem.activations.name(),

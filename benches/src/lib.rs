@@ -28,9 +28,9 @@ mod shapes;
 mod timing;
 
 use clap::{Args, Parser, Subcommand};
-#[cfg(feature = "cuda")]
-use marlin_format::Bits;
 use marlin_format::GroupSize;
+#[cfg(feature = "cuda")]
+use marlin_format::WeightValue;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -78,7 +78,7 @@ struct KernelArgs {
     m: Vec<usize>,
     /// Bits of a weight: 4 or 8.
     #[arg(long, default_value = "4", value_parser = bits)]
-    bits: Bits,
+    bits: WeightValue,
     /// Group size: 32, 64, 128, or -1 for a whole column.
     #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = group)]
     group: GroupSize,
@@ -113,9 +113,9 @@ struct ConvertArgs {
 }
 
 #[cfg(feature = "cuda")]
-fn bits(text: &str) -> Result<Bits, String> {
+fn bits(text: &str) -> Result<WeightValue, String> {
     let bits: i64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
-    Bits::try_from(bits).map_err(|error| error.to_string())
+    WeightValue::try_from(bits).map_err(|error| error.to_string())
 }
 
 fn group(text: &str) -> Result<GroupSize, String> {

@@ -45,7 +45,7 @@ impl Weights {
             ),
             _ => (random_bytes(4 * tensor.elements()), tensor.elements()),
         });
-        let copies = WEIGHT_BYTES.div_ceil(host.words.0.len()).max(1);
+        let copies = WEIGHT_BYTES.div_ceil(host.qweight.0.len()).max(1);
         let copy = |_| {
             host.as_ref()
                 .map(|_, (bytes, elements)| (client.create_from_slice(bytes), *elements))

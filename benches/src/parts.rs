@@ -2,10 +2,9 @@
 
 use crate::BenchError;
 use burn::tensor::{DType, Distribution, Tensor, capture};
-use marlin_decode::{self as decode, AttentionParts, LayerCache, Row, RowState};
-use marlin_kernels::Epilogue;
-use marlin_llama::LlamaModel;
-use marlin_llama::model::Block;
+use marlin_lm::Model;
+use marlin_lm::model::Block;
+use marlin_nn::{self as decode, AttentionParts, LayerCache, SequenceState, SequenceStatus};
 use std::time::Instant;
 
 /// The number of timed replays.
@@ -13,7 +12,7 @@ const REPLAYS: usize = 20;
 
 /// Prints the time of each part of a step with `rows` sequences at `position`, in microseconds, for
 /// all layers and for one.
-pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), BenchError> {
+pub fn report(model: &Model, rows: usize, position: usize) -> Result<(), BenchError> {
     let (device, config) = (model.device(), model.config().clone());
     let layers = config.num_hidden_layers;
     let of = |features: usize| {
@@ -29,14 +28,14 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
         of(config.intermediate_size),
     );
     let qkv = of(config.query_size() + 2 * config.key_value_size());
-    let mut state = decode::words([rows, Row::WORDS], &device);
-    let row = |slot: usize| Row {
-        state: RowState::At(position as u32),
+    let mut state = decode::words([rows, SequenceState::WORDS], &device);
+    let row = |slot: usize| SequenceState {
+        status: SequenceStatus::At(position as u32),
         slot: slot as u32,
-        ..Row::IDLE
+        ..SequenceState::IDLE
     };
     decode::write_rows(&mut state, 0, &(0..rows).map(row).collect::<Vec<_>>());
-    let tickets = decode::words([rows, config.num_attention_heads], &device);
+    let arrival_counters = decode::words([rows, config.num_attention_heads], &device);
     let half = config.rotary_dim() / 2;
     let table = || Tensor::<2>::ones([model.max_len(), half], (&device, DType::F32));
     let parts = AttentionParts {
@@ -99,7 +98,7 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
             layer
                 .attention()
                 .qkv_proj
-                .forward_add_norm(x.clone(), x.clone(), &layer.mixer_norm, Epilogue::None)
+                .forward_add_norm(x.clone(), x.clone(), &layer.mixer_norm)
                 .0
         })
     })?;
@@ -111,25 +110,25 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
                     qkv.clone(),
                     &state,
                     LayerCache { keys, values },
-                    &tickets,
+                    &arrival_counters,
                     &parts,
                 )
             })
             .collect()
     })?;
     part("o", layers, &mut || {
-        layer(&|layer| layer.attention().o_proj.forward(mixed.clone()))
+        layer(&|layer| layer.attention().o_proj.forward_joined(mixed.clone()))
     })?;
     part("norm, gate_up and SwiGLU", layers, &mut || {
         layer(&|layer| {
             let (mlp, norm) = (layer.mlp(), &layer.feed_forward_norm);
             mlp.gate_up_proj
-                .forward_add_norm(x.clone(), x.clone(), norm, Epilogue::SwiGlu)
+                .forward_add_norm(x.clone(), x.clone(), norm)
                 .0
         })
     })?;
     part("down", layers, &mut || {
-        layer(&|layer| layer.mlp().down_proj.forward(gated.clone()))
+        layer(&|layer| layer.mlp().down_proj.forward_joined(gated.clone()))
     })?;
     part("head", 1, &mut || vec![model.head(x.clone())])?;
     part("embedding", 1, &mut || {

@@ -1,14 +1,14 @@
-//! Times prompts with generated weights in Llama's shapes: from joining together to the first token
-//! of every prompt.
+//! Times prompts with generated weights in Llama's shapes: from adding them together to the first
+//! token of every prompt.
 
 use crate::BenchError;
 use crate::decode::{
-    CHUNK, Model, Weights, failed, first_tokens, join, joining_steps, step, value_name,
+    CHUNK, Preset, Weights, add_requests, failed, first_tokens, prefill_steps, step, value_name,
 };
 use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::Args;
-use marlin_llama::{Decoder, LlamaModel};
+use marlin_lm::{Engine, Model};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -17,27 +17,27 @@ use std::time::Instant;
 
 /// The number of timed rounds for a figure, after one that compiles and records.
 const ROUNDS: usize = 5;
-/// The number of steps that are timed before prompts join.
+/// The number of steps that are timed before prompts are added.
 const STEPS: usize = 32;
 
 /// The models, weights and prompts to time.
 #[derive(Args)]
 pub struct PromptArgs {
     /// The models whose shapes to use.
-    #[arg(long, value_delimiter = ',', default_values_t = [Model::Llama2Seven], value_enum)]
-    models: Vec<Model>,
+    #[arg(long, value_delimiter = ',', default_values_t = [Preset::Llama2Seven], value_enum)]
+    models: Vec<Preset>,
     /// The formats of the layers' weights.
     #[arg(long, value_delimiter = ',', default_values_t = [Weights::W4a16], value_enum)]
     weights: Vec<Weights>,
-    /// Prompts that join together, and the tokens of each: `16x64`.
+    /// Prompts that are added together, and the tokens of each: `16x64`.
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "1x64,1x512,1x1024,1x4000,16x64,8x1024"
     )]
     prompts: Vec<Prompts>,
-    /// Sequences that decode while the prompts join: prints the longest and the median step instead
-    /// of the time to the first token.
+    /// Sequences that decode while the prompts are read: prints the longest and the median step
+    /// instead of the time to the first token.
     #[arg(long)]
     running: Option<usize>,
     /// Write a record of the run to this file.
@@ -45,7 +45,7 @@ pub struct PromptArgs {
     record: Option<PathBuf>,
 }
 
-/// Prompts that join together.
+/// Prompts that are added together.
 #[derive(Debug, Clone, Copy)]
 struct Prompts {
     count: usize,
@@ -70,7 +70,7 @@ impl FromStr for Prompts {
 
 /// One figure.
 #[derive(Debug, Serialize)]
-struct Row {
+struct PromptFigure {
     /// Always "step": prompts run the kernels of a step.
     routine: &'static str,
     /// The digest of the sources of a step's kernels, as in a record of decode steps.
@@ -79,7 +79,7 @@ struct Row {
     weights: String,
     prompts: usize,
     tokens: usize,
-    /// The median time from joining the prompts to the first token of the last prompt, in
+    /// The median time from adding the prompts to the first token of the last prompt, in
     /// milliseconds, with everything compiled and recorded.
     ttft_ms: f64,
     /// The shortest of these times.
@@ -87,7 +87,7 @@ struct Row {
     tokens_per_second: f64,
 }
 
-/// The times of decode steps while prompts join.
+/// The times of decode steps while prompts are read.
 #[derive(Debug, Serialize)]
 struct RunningRow {
     /// Always "step", as in a [`Row`].
@@ -101,7 +101,8 @@ struct RunningRow {
     tokens: usize,
     /// The number of prompt tokens that a pass takes.
     chunk: usize,
-    /// The median step before prompts join, in milliseconds; `longest_step_ms` is the longest.
+    /// The median step before prompts are added, in milliseconds; `longest_step_ms` is the
+    /// longest.
     step_ms: f64,
     longest_step_ms: f64,
     /// The median step from then until every prompt has its first token, in milliseconds;
@@ -126,11 +127,11 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
             let needed = args
                 .prompts
                 .iter()
-                .map(|prompts| prompts.tokens + joining_steps(prompts.count, prompts.tokens) + 1)
+                .map(|prompts| prompts.tokens + prefill_steps(prompts.count, prompts.tokens) + 1)
                 .max();
             let max_len = needed.unwrap_or(1).min(config.max_position_embeddings);
             let built = Arc::new(
-                LlamaModel::random(&config, max_len, FloatDType::F16, weights.format(), &device)
+                Model::random(&config, max_len, FloatDType::F16, weights.format(), &device)
                     .map_err(failed)?,
             );
             for &prompts in &args.prompts {
@@ -161,7 +162,7 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
                 let mut times = time(&built, prompts)?;
                 times.sort_by(f64::total_cmp);
                 let (median, best) = (times[times.len() / 2], times[0]);
-                let row = Row {
+                let row = PromptFigure {
                     routine: "step",
                     digest: record::STEP_DIGEST,
                     model: value_name(model),
@@ -195,72 +196,69 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
 }
 
 /// Returns the seconds of each round to the first token of all prompts.
-fn time(
-    model: &Arc<LlamaModel>,
-    Prompts { count, tokens }: Prompts,
-) -> Result<Vec<f64>, BenchError> {
-    let mut decoder = Decoder::new(model.clone(), count).map_err(failed)?;
+fn time(model: &Arc<Model>, Prompts { count, tokens }: Prompts) -> Result<Vec<f64>, BenchError> {
+    let mut engine = Engine::new(model.clone(), count).map_err(failed)?;
     let mut times = Vec::with_capacity(ROUNDS + 1);
     for round in 0..=ROUNDS {
         times.push(first_tokens(
-            &mut decoder,
+            &mut engine,
             model.config().vocab_size,
             [count, tokens, 1],
             round,
         )?);
         for slot in 0..count {
-            decoder.leave(slot);
+            engine.abort(slot);
         }
     }
     Ok(times.split_off(1))
 }
 
 /// Prints and returns the median and the longest step of `running` sequences in milliseconds, alone
-/// and while prompts join them in chunks of [`CHUNK`] tokens.
+/// and while prompts are read beside them in chunks of [`CHUNK`] tokens.
 fn interfere(
-    model: &Arc<LlamaModel>,
+    model: &Arc<Model>,
     running: usize,
     prompts: Prompts,
 ) -> Result<[(f64, f64); 2], BenchError> {
     let vocab = model.config().vocab_size;
-    let steps = joining_steps(prompts.count, prompts.tokens) + STEPS;
+    let steps = prefill_steps(prompts.count, prompts.tokens) + STEPS;
     let all = running + prompts.count;
-    let mut decoder = Decoder::new(model.clone(), all).map_err(failed)?;
-    decoder.set_prefill_chunk(CHUNK);
+    let mut engine = Engine::new(model.clone(), all).map_err(failed)?;
+    engine.set_prefill_chunk(CHUNK);
     let mut found = [(0.0, 0.0); 2];
     // The first round compiles and records.
     for round in 0..2 {
-        first_tokens(&mut decoder, vocab, [running, STEPS, 2 * steps], round)?;
+        first_tokens(&mut engine, vocab, [running, STEPS, 2 * steps], round)?;
         let mut alone = Vec::with_capacity(STEPS);
         for _ in 0..STEPS {
             let start = Instant::now();
-            step(&mut decoder, running)?;
+            step(&mut engine, running)?;
             alone.push(start.elapsed().as_secs_f64());
         }
-        join(
-            &mut decoder,
+        add_requests(
+            &mut engine,
             vocab,
             [prompts.count, prompts.tokens, steps],
             round,
         )?;
-        let (mut joining, mut decoded) = (Vec::with_capacity(steps), 0);
+        let (mut reading, mut decoded) = (Vec::with_capacity(steps), 0);
         while decoded < all {
             let start = Instant::now();
-            decoded = step(&mut decoder, all)?;
-            joining.push(start.elapsed().as_secs_f64());
+            decoded = step(&mut engine, all)?;
+            reading.push(start.elapsed().as_secs_f64());
         }
         for slot in 0..all {
-            decoder.leave(slot);
+            engine.abort(slot);
         }
-        found = [alone, joining].map(|mut times| {
+        found = [alone, reading].map(|mut times| {
             times.sort_by(f64::total_cmp);
             (1e3 * times[times.len() / 2], 1e3 * times[times.len() - 1])
         });
     }
-    let [alone, joining] = found;
+    let [alone, reading] = found;
     println!(
-        "{running} sequences decode: a step {:.2} ms, the longest {:.2}; while {}x{} join {:.2} ms, the longest {:.2}",
-        alone.0, alone.1, prompts.count, prompts.tokens, joining.0, joining.1
+        "{running} sequences decode: a step {:.2} ms, the longest {:.2}; while {}x{} are read {:.2} ms, the longest {:.2}",
+        alone.0, alone.1, prompts.count, prompts.tokens, reading.0, reading.1
     );
     Ok(found)
 }

@@ -1,14 +1,14 @@
 //! Times the calibration of a folder in Llama's shape, with generated weights.
 
 use crate::BenchError;
-use crate::decode::{Model, failed, value_name};
+use crate::decode::{Preset, failed, value_name};
 use crate::host::kilobytes;
 use burn::tensor::Device;
 use clap::Args;
 use half::f16;
 use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
 use marlin_format::{GroupSize, QuantSpec};
-use marlin_llama::{Calibration, LlamaConfig, Method, QuantizeOptions, RowOrder, quantize_folder};
+use marlin_lm::{Calibration, Method, ModelConfig, QuantizeOptions, RowOrder, quantize_folder};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rayon::prelude::*;
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub struct QuantizeArgs {
     /// The model whose shape to use.
     #[arg(long, default_value = "llama-3-8b", value_enum)]
-    model: Model,
+    model: Preset,
     /// The number of blocks of the model; by default all.
     #[arg(long)]
     blocks: Option<usize>,
@@ -218,7 +218,7 @@ impl MemoryWatch {
 
 /// Writes a float folder. Weights are noise on a few directions, with input features of different
 /// sizes: the second moments have a decreasing spectrum.
-fn write(dir: &Path, config: &LlamaConfig) -> Result<(), BenchError> {
+fn write(dir: &Path, config: &ModelConfig) -> Result<(), BenchError> {
     const NOISE: usize = (1 << 20) - 3;
     let mut rng = StdRng::seed_from_u64(0);
     // The sum of three uniform values is close enough to a normal distribution.

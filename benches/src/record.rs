@@ -11,10 +11,11 @@ pub const STEP_DIGEST: &str = env!("STEP_DIGEST");
 
 /// One figure.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct KernelFigure {
     /// The routine that was timed.
     pub routine: &'static str,
-    /// The digest of the kernel's CUDA text: [`digest`](marlin_kernels::inspect::Source::digest).
+    /// The digest of the kernel's CUDA text:
+    /// [`digest`](marlin_kernels::inspect::KernelSource::digest).
     pub text: Option<String>,
     pub kernel: String,
     pub shape: &'static str,

@@ -1,22 +1,19 @@
-//! The name of the layer in inputs, and the formats in which the layer is read.
+//! The name of the layer in fuzz inputs, and the formats in which the layer is read.
 
 use marlin_format::checkpoint::{
     GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat,
 };
-use marlin_format::{Bits, GroupSize, QuantSpec};
+use marlin_format::{GroupSize, QuantSpec, WeightValue};
 
-/// The name of the layer in inputs.
+/// The name of the layer in fuzz inputs.
 pub const LAYER: &str = "l";
 
-/// Returns every format of a layer in every spec; a selector is an index into them.
+/// Returns every format of a layer in every spec. A selector is an index into this list.
 pub fn formats() -> Vec<LayerFormat> {
-    let specs = Bits::ALL.into_iter().flat_map(|bits| {
+    let specs = WeightValue::ALL.into_iter().flat_map(|bits| {
         GroupSize::ALL.into_iter().flat_map(move |group| {
-            [false, true].map(|zero_points| QuantSpec {
-                bits,
-                zero_points,
-                ..QuantSpec::int4(group)
-            })
+            [false, true]
+                .map(|zero_points| QuantSpec::new(bits, group).with_zero_point(zero_points.into()))
         })
     });
     specs

@@ -1,6 +1,6 @@
 //! The bodies of the fuzz targets, and valid inputs as seeds.
 //!
-//! `crates/marlin-format/tests/format/fuzz.rs` includes this crate's modules: it runs them on
+//! `crates/marlin-format/tests/format/fuzz.rs` includes modules of this crate, and runs them on
 //! mutated inputs wherever the tests run.
 
 mod errors;

@@ -1,4 +1,4 @@
-//! Valid inputs as seeds.
+//! Valid inputs that serve as seeds for the fuzz targets.
 
 use std::fs;
 
@@ -8,12 +8,12 @@ use marlin_format::checkpoint::{
     compressed_tensors, gptq,
 };
 use marlin_format::layout::PlainLayout;
-use marlin_format::{Bits, GroupSize, PlainParts, PlainWeight, Scales};
+use marlin_format::{GroupSize, PlainParts, PlainWeight, Scales, WeightValue};
 
 use super::formats::{LAYER, formats};
 
-/// Input and output features: whole tiles of every format, and an incomplete last group of 64 or
-/// 128 rows.
+/// The number of input and output features: whole tiles of every format, and an incomplete last
+/// group of 64 or 128 rows.
 const SHAPE: (usize, usize) = (160, 64);
 
 /// Returns configs of every method, with every field that is read.
@@ -55,8 +55,9 @@ pub fn tensor_seeds() -> Vec<Vec<u8>> {
 /// Returns the tensors of a layer, or `None` if the format does not support its spec.
 fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
     let ((k, n), spec) = (SHAPE, format.spec()?);
-    let groups = spec.group.count(k);
-    let marlin = !spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128);
+    let groups = spec.scales.group.count(k);
+    let marlin = !spec.has_zero_points()
+        && matches!(spec.scales.group, GroupSize::Channel | GroupSize::G128);
     let words = |name: &str, dtype: Dtype, shape: [usize; 2], byte: u8| {
         let bytes = vec![byte; shape[0] * shape[1] * dtype.bitsize() / 8];
         TensorData {
@@ -72,9 +73,9 @@ fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
         LayerFormat::PackQuantized(_) => {
             Some(compressed_tensors::tensors_of(LAYER, &plain(format)?))
         }
-        LayerFormat::Awq(_) if spec.bits == Bits::Four => {
+        LayerFormat::Awq(_) if spec.value == WeightValue::Int4 => {
             let zero_points = spec
-                .zero_points
+                .has_zero_points()
                 .then(|| words("qzeros", Dtype::I32, [groups, n / 8], 0x75));
             Some(
                 [
@@ -86,7 +87,7 @@ fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
                 .collect(),
             )
         }
-        LayerFormat::Marlin(_) if marlin && spec.bits == Bits::Four => Some(vec![
+        LayerFormat::Marlin(_) if marlin && spec.value == WeightValue::Int4 => Some(vec![
             words("B", Dtype::I32, [k / 16, 2 * n], 0x29),
             scales("s"),
         ]),
@@ -95,7 +96,7 @@ fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
                 Marlin24Names::CompressedTensors => ["weight_packed", "meta", "scale_packed"],
                 Marlin24Names::Gptq => ["B_24", "B_meta", "s"],
             };
-            let columns = n * spec.bits.count() / 2;
+            let columns = n * spec.value.bits() / 2;
             Some(vec![
                 words(weight, Dtype::I32, [k / 32, columns], 0x29),
                 words(metadata, Dtype::I16, [k / 32, 2 * n], 0x44),
@@ -109,17 +110,17 @@ fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
 /// Returns a weight, with its rows in reverse order if the format has act-order.
 fn plain(format: &LayerFormat) -> Option<PlainWeight> {
     let ((k, n), spec) = (SHAPE, format.spec()?);
-    let groups = spec.group.count(k);
+    let groups = spec.scales.group.count(k);
     PlainWeight::new(PlainParts {
         k,
         n,
         spec,
-        words: PlainLayout::new(k, n, spec.bits)
+        qweight: PlainLayout::new(k, n, spec.value)
             .pack_with(|row, column| ((row * 5 + column * 3) % 16) as u8),
         metadata: None,
         scales: Scales::F16(vec![f16::from_f32(0.125); groups * n]),
         zero_points: spec
-            .zero_points
+            .has_zero_points()
             .then(|| (0..groups * n).map(|i| (i % 15) as u8).collect()),
         row_permutation: format.act_order().then(|| (0..k as u32).rev().collect()),
     })

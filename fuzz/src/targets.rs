@@ -3,7 +3,7 @@
 use std::fs;
 
 use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, layer_tensors, read_layer};
-use marlin_format::{Bits, GroupSize};
+use marlin_format::{GroupSize, WeightValue};
 use tempfile::TempDir;
 
 use super::errors::check_error;
@@ -17,7 +17,7 @@ const LAYERS: [&str; 4] = [
     "",
 ];
 
-/// Reads the text of a config in both ways, and looks up layers in it.
+/// Reads a text as a `config.json` and as a `quantize_config.json`, and looks up layers in each.
 pub fn config(data: &[u8]) {
     for quantization in [
         Quantization::from_config(data),
@@ -52,7 +52,7 @@ impl Folder {
         Self(tempfile::tempdir().expect("a temporary folder"))
     }
 
-    /// Opens a file of tensors, and reads every tensor.
+    /// Opens a safetensors file, and reads every tensor.
     pub fn header(&self, file: &[u8]) {
         let Some(checkpoint) = self.open(file) else {
             return;
@@ -64,7 +64,7 @@ impl Folder {
         }
     }
 
-    /// Reads a layer from a file of tensors. The first byte of `data` selects the format; the file
+    /// Reads a layer from a safetensors file. The first byte of `data` selects the format; the file
     /// follows. Returns true if the layer was read.
     pub fn tensors(&self, data: &[u8]) -> bool {
         let Some((&selector, file)) = data.split_first() else {
@@ -82,8 +82,8 @@ impl Folder {
                 let asked = format.spec().expect("floats are not read");
                 let spec = weight.spec();
                 assert_eq!(
-                    (spec.bits, spec.group, spec.zero_points),
-                    (asked.bits, asked.group, asked.zero_points)
+                    (spec.value, spec.scales.group, spec.has_zero_points()),
+                    (asked.value, asked.scales.group, asked.has_zero_points())
                 );
                 assert_eq!(weight.dequantize().len(), weight.k() * weight.n());
                 true
@@ -107,10 +107,11 @@ impl Folder {
 /// Checks that a format is one that a config may declare for a layer.
 fn check_format(format: &LayerFormat) {
     match format {
-        LayerFormat::Awq(spec) => assert_eq!(spec.bits, Bits::Four),
+        LayerFormat::Awq(spec) => assert_eq!(spec.value, WeightValue::Int4),
         LayerFormat::Marlin(spec) | LayerFormat::Marlin24(spec, _) => {
             assert!(
-                !spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128)
+                !spec.has_zero_points()
+                    && matches!(spec.scales.group, GroupSize::Channel | GroupSize::G128)
             );
         }
         _ => {}

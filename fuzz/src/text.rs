@@ -1,5 +1,5 @@
-//! Chat templates and files `tokenizer.json`: valid ones as seeds, and the operations on an input.
-//! Every failure of a worker must become an error within the time limit.
+//! Seeds and operations for fuzz targets of chat templates and `tokenizer.json` files. Every
+//! failure of a worker must become an error within the time limit.
 //!
 //! `crates/marlin-text/tests/hostile` includes this module, and runs it on mutated inputs wherever
 //! the tests run.
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::errors::check_error;
 
-/// The maximum time of an input: a worker has four seconds for each call, and the machine may be
+/// The maximum time for one input. A worker has four seconds for each call, and the machine may be
 /// busy.
 const MOST: Duration = Duration::from_secs(20);
 
@@ -29,8 +29,8 @@ pub fn template_seeds() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Returns tokenizers: byte-level BPE, BPE with byte fallback, WordPiece and Unigram, each with the
-/// other components that a file may have around a model.
+/// Returns tokenizers: byte-level BPE, BPE with byte fallback, WordPiece and Unigram. Each has
+/// other components that a file may contain beside the model.
 pub fn tokenizer_seeds() -> Vec<Vec<u8>> {
     let sentence_piece = r#"{"version":"1.0","truncation":{"direction":"Right","max_length":8,"strategy":"LongestFirst","stride":0},"padding":null,
         "added_tokens":[{"id":0,"content":"<unk>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],

@@ -10,10 +10,10 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-use burn_marlin::convert::{LeftReason, Outcome, reset_placeholders};
-use burn_marlin::{Error, GroupSize, QuantSpec, ScaleDtype, W4A16};
+use burn_marlin::convert::{Outcome, SkipReason, reset_placeholders};
+use burn_marlin::{Error, GroupSize, QuantSpec, ScaleDtype, WeightQuantizer};
 use libtest_mimic::Trial;
-use marlin_tests::relative_error;
+use marlin_testing::relative_error;
 
 /// The largest relative error to a model with the same weights in float: from the rounding of f32
 /// sums, and of the activations computed from them.
@@ -71,7 +71,7 @@ pub fn convert<M: Module>(model: M, group: GroupSize) -> (M, burn_marlin::Report
 }
 
 pub fn convert_to<M: Module>(spec: QuantSpec, model: M) -> (M, burn_marlin::Report) {
-    W4A16::new(spec)
+    WeightQuantizer::new(spec)
         .quantize(model)
         .unwrap_or_else(|error| panic!("{error}"))
 }
@@ -91,7 +91,7 @@ pub fn reset<M: Module>(model: M) -> M {
 }
 
 pub fn close(found: &[f64], expected: &[f64], limit: f64, what: &str) {
-    let error = relative_error(found, expected, expected);
+    let error = relative_error(found, expected);
     assert!(
         error <= limit,
         "{what}: relative error {error:e}, limit {limit:e}"
@@ -129,7 +129,7 @@ fn small(device: &Device) {
         (ScaleDtype::BF16, [0, 0]),
     ] {
         let spec = QuantSpec::int4(GroupSize::G32).with_scale_dtype(scales);
-        let (_, report) = W4A16::new(spec)
+        let (_, report) = WeightQuantizer::new(spec)
             .quantize(float.clone())
             .unwrap_or_else(|error| panic!("{error}"));
         let found: Vec<usize> = report
@@ -137,7 +137,7 @@ fn small(device: &Device) {
             .iter()
             .filter_map(|layer| match layer.outcome {
                 Outcome::Quantized { underflows, .. } => Some(underflows),
-                Outcome::Left(_) => None,
+                Outcome::Skipped(_) => None,
             })
             .collect();
         assert_eq!(found, underflows, "{report}");
@@ -170,7 +170,7 @@ fn patterns(device: &Device) {
         body: Mlp::new([64, 64, 64], LinearLayout::Row, true, device),
         lm_head: LinearConfig::new(64, 10).init(device),
     };
-    let w4a16 = W4A16::new(QuantSpec::int4(GroupSize::G64));
+    let quantizer = WeightQuantizer::new(QuantSpec::int4(GroupSize::G64));
     let outcome = |report: &burn_marlin::Report, path: &str| {
         report
             .layers
@@ -179,27 +179,27 @@ fn patterns(device: &Device) {
             .map(|layer| layer.outcome.clone())
             .unwrap_or_else(|| panic!("{path} is not in:\n{report}"))
     };
-    let (_, report) = w4a16
+    let (_, report) = quantizer
         .clone()
         .exclude("lm_head")
         .quantize(tagger.clone())
         .unwrap_or_else(|error| panic!("{error}"));
     assert!(matches!(
         outcome(&report, "embedding.weight"),
-        Outcome::Left(LeftReason::NotLinear)
+        Outcome::Skipped(SkipReason::NotLinear)
     ));
     assert!(matches!(
         outcome(&report, "lm_head.weight"),
-        Outcome::Left(LeftReason::Excluded { .. })
+        Outcome::Skipped(SkipReason::Excluded { .. })
     ));
     assert!(matches!(
         outcome(&report, "body.up.weight"),
         Outcome::Quantized { .. }
     ));
     // The embedding is not a linear layer, and not counted.
-    assert_eq!((report.quantized(), report.left()), (2, 1));
+    assert_eq!((report.quantized(), report.skipped()), (2, 1));
 
-    let (_, report) = w4a16
+    let (_, report) = quantizer
         .clone()
         .include(r"^body\.")
         .exclude("down")
@@ -207,16 +207,16 @@ fn patterns(device: &Device) {
         .unwrap_or_else(|error| panic!("{error}"));
     assert!(matches!(
         outcome(&report, "lm_head.weight"),
-        Outcome::Left(LeftReason::NotIncluded)
+        Outcome::Skipped(SkipReason::NotIncluded)
     ));
     assert!(matches!(
         outcome(&report, "body.down.weight"),
-        Outcome::Left(LeftReason::Excluded { .. })
+        Outcome::Skipped(SkipReason::Excluded { .. })
     ));
     assert_eq!(report.quantized(), 1);
 
     let parameters = tagger.num_params();
-    let broken = w4a16.include("(").quantize(tagger);
+    let broken = quantizer.include("(").quantize(tagger);
     let broken = broken
         .err()
         .unwrap_or_else(|| panic!("a pattern that is none was taken"));
@@ -241,7 +241,7 @@ fn record(device: &Device) {
             .unwrap_or_else(|error| panic!("{error}"));
         // A float copy takes 32 bits a weight.
         assert!(
-            bytes.len() < (128 * 96 + 96 * 64) * 2 * spec.bits.count() / 8,
+            bytes.len() < (128 * 96 + 96 * 64) * 2 * spec.value.bits() / 8,
             "{} bytes hold a float copy",
             bytes.len()
         );
@@ -301,7 +301,7 @@ fn gradient_of(spec: QuantSpec, device: &Device) {
 fn nan(device: &Device) {
     let mut model = Mlp::new([64, 64, 64], LinearLayout::Row, true, device);
     model.down.weight = model.down.weight.map(|weight| weight.mul_scalar(f32::NAN));
-    let error = W4A16::new(QuantSpec::int4(GroupSize::G64))
+    let error = WeightQuantizer::new(QuantSpec::int4(GroupSize::G64))
         .quantize(model)
         .err()
         .unwrap_or_else(|| panic!("NaN weights were accepted"));
@@ -321,7 +321,7 @@ fn twice(device: &Device) {
         report
             .layers
             .iter()
-            .all(|layer| matches!(layer.outcome, Outcome::Left(LeftReason::Reparameterized))),
+            .all(|layer| matches!(layer.outcome, Outcome::Skipped(SkipReason::Reparameterized))),
         "{report}"
     );
     assert_eq!(values(again.forward(x)), expected);

@@ -1,4 +1,4 @@
-//! Checkpoints that `W4A16::export` writes and `W4A16::load` reads.
+//! Checkpoints that `WeightQuantizer::export` writes and `WeightQuantizer::load` reads.
 
 use crate::convert::convert_to;
 use crate::convert_models::outcome;
@@ -10,8 +10,10 @@ use burn::module::{Lora, Module};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
 use burn::store::KeyRemapper;
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_marlin::convert::{LeftReason, LoadError, LoadOptions, Outcome};
-use burn_marlin::{ActivationDtype, GroupSize, QuantLinear, QuantSpec, W4A16};
+use burn_marlin::convert::{LoadError, LoadOptions, Outcome, SkipReason};
+use burn_marlin::{
+    ActivationDtype, GroupSize, QuantLinear, QuantLinearConfig, QuantSpec, WeightQuantizer,
+};
 use libtest_mimic::Trial;
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -54,7 +56,8 @@ fn batch(device: &Device) -> Tensor<2> {
 fn folder<M: Module>(model: &M) -> (TempDir, PathBuf) {
     let parent = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
     let dir = parent.path().join("exported");
-    W4A16::export(model, &dir, &KeyRemapper::new()).unwrap_or_else(|error| panic!("{error}"));
+    WeightQuantizer::export(model, &dir, &KeyRemapper::new())
+        .unwrap_or_else(|error| panic!("{error}"));
     (parent, dir)
 }
 
@@ -72,7 +75,7 @@ fn exported(device: &Device) {
     {
         let (converted, _) = convert_to(spec, fresh(device));
         let (_parent, dir) = folder(&converted);
-        let (loaded, report) = W4A16::load(fresh(device), &dir, &KeyRemapper::new())
+        let (loaded, report) = WeightQuantizer::load(fresh(device), &dir, &KeyRemapper::new())
             .unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(
             (report.quantized(), report.unused.len()),
@@ -121,9 +124,12 @@ fn exported_layer(device: &Device) {
         let (model, x) = (fresh(), batch(device));
         let expected = values(model.forward(x.clone()));
         let (_parent, dir) = folder(&model);
-        let load = |model| W4A16::load(model, &dir, &KeyRemapper::new());
+        let load = |model| WeightQuantizer::load(model, &dir, &KeyRemapper::new());
         // Into one with other values, and into one that has none and was made for another format.
-        let unloaded = QuantLinear::unloaded([96, 40], bias, int4, ActivationDtype::F32, device)
+        let unloaded = QuantLinearConfig::new(96, 40, int4)
+            .with_bias(bias)
+            .with_activations(Some(ActivationDtype::F32))
+            .init(device)
             .unwrap_or_else(|error| panic!("{error}"));
         for into in [
             fresh(),
@@ -152,7 +158,10 @@ fn exported_layer(device: &Device) {
             assert!(error.to_string().contains(expected), "{error}");
             error
         };
-        let narrow = QuantLinear::unloaded([96, 32], bias, spec, ActivationDtype::F32, device)
+        let narrow = QuantLinearConfig::new(96, 32, spec)
+            .with_bias(bias)
+            .with_activations(Some(ActivationDtype::F32))
+            .init(device)
             .unwrap_or_else(|error| panic!("{error}"));
         assert!(matches!(
             refused(
@@ -182,7 +191,7 @@ fn exported_layer(device: &Device) {
             first: fresh().first,
             layer: LinearConfig::new(96, 40).with_bias(bias).init(device),
         });
-        let error = W4A16::load(fresh(), &dir, &KeyRemapper::new())
+        let error = WeightQuantizer::load(fresh(), &dir, &KeyRemapper::new())
             .err()
             .unwrap_or_else(|| panic!("a float layer was loaded"));
         assert!(
@@ -214,7 +223,7 @@ fn missing(device: &Device) {
         embedding: headed().embedding,
     };
     let (_parent, dir) = folder(&saved);
-    let error = W4A16::load(headed(), &dir, &KeyRemapper::new())
+    let error = WeightQuantizer::load(headed(), &dir, &KeyRemapper::new())
         .err()
         .unwrap_or_else(|| panic!("two parameters are missing"));
     assert!(
@@ -232,7 +241,7 @@ fn missing(device: &Device) {
     let model = headed();
     let head = values(model.head.weight.val());
     let (loaded, report) =
-        W4A16::load_with(model, &dir, &options).unwrap_or_else(|error| panic!("{error}"));
+        WeightQuantizer::load_with(model, &dir, &options).unwrap_or_else(|error| panic!("{error}"));
     assert!(
         values(loaded.embedding.weight.val()) == values(saved.embedding.weight.val()),
         "what the file has is loaded"
@@ -245,28 +254,28 @@ fn missing(device: &Device) {
     assert_eq!(report.unmatched, ["^tail"]);
     assert_eq!(
         *outcome(&report, "head.weight"),
-        Outcome::Left(LeftReason::NotInCheckpoint)
+        Outcome::Skipped(SkipReason::NotInCheckpoint)
     );
     assert!(report.to_string().contains("head.bias"), "{report}");
 
     // What may be missing is loaded where the file has it, and what is missing besides is an error.
     let all = LoadOptions::new(KeyRemapper::new()).allow_missing("");
     let (_parent, whole) = folder(&loaded);
-    let (again, report) =
-        W4A16::load_with(headed(), &whole, &all).unwrap_or_else(|error| panic!("{error}"));
+    let (again, report) = WeightQuantizer::load_with(headed(), &whole, &all)
+        .unwrap_or_else(|error| panic!("{error}"));
     assert!(
         report.missing.is_empty() && values(again.head.weight.val()) == head,
         "{report}"
     );
     let bias = LoadOptions::new(KeyRemapper::new()).allow_missing("bias$");
-    let error = W4A16::load_with(headed(), &dir, &bias)
+    let error = WeightQuantizer::load_with(headed(), &dir, &bias)
         .err()
         .unwrap_or_else(|| panic!("the weight is missing"));
     assert!(
         matches!(&error, LoadError::Missing { missing, .. } if missing == &["head.weight"]),
         "{error}"
     );
-    let error = W4A16::load_with(headed(), &dir, &bias.allow_missing("("))
+    let error = WeightQuantizer::load_with(headed(), &dir, &bias.allow_missing("("))
         .err()
         .unwrap_or_else(|| panic!("a pattern that is none was taken"));
     assert!(matches!(error, LoadError::Pattern { .. }), "{error}");
@@ -277,9 +286,9 @@ fn missing(device: &Device) {
 fn contiguous(device: &Device) {
     let model = fresh(device);
     let (_parent, dir) = folder(&model);
-    let (loaded, report) = W4A16::load(fresh(device), &dir, &KeyRemapper::new())
+    let (loaded, report) = WeightQuantizer::load(fresh(device), &dir, &KeyRemapper::new())
         .unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!((report.quantized(), report.left()), (0, 2), "{report}");
+    assert_eq!((report.quantized(), report.skipped()), (0, 2), "{report}");
     for (found, expected) in [(loaded.up, model.up), (loaded.down, model.down)] {
         assert!(values(found.weight.val()) == values(expected.weight.val()));
         let tensor = found

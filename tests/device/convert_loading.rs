@@ -12,7 +12,9 @@ use burn::module::Module;
 use burn::nn::LinearLayout;
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-use burn_marlin::{ActivationDtype, GroupSize, QuantLinear, QuantSpec, W4A16};
+use burn_marlin::{
+    ActivationDtype, GroupSize, QuantLinear, QuantLinearConfig, QuantSpec, WeightQuantizer,
+};
 use libtest_mimic::Trial;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
@@ -192,7 +194,7 @@ fn unloaded(device: &Device) {
         fresh(device),
     );
     let x = batch(device);
-    let (empty, report) = W4A16::new(QuantSpec::int4(GroupSize::G64))
+    let (empty, report) = WeightQuantizer::new(QuantSpec::int4(GroupSize::G64))
         .unloaded(fresh(device))
         .unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(report.quantized(), 2, "{report}");
@@ -210,13 +212,9 @@ fn unloaded(device: &Device) {
         "the record is what is computed"
     );
 
-    let layer = QuantLinear::unloaded(
-        [64, 40],
-        true,
-        QuantSpec::int4(GroupSize::G32),
-        ActivationDtype::F32,
-        device,
-    );
+    let layer = QuantLinearConfig::new(64, 40, QuantSpec::int4(GroupSize::G32))
+        .with_activations(Some(ActivationDtype::F32))
+        .init(device);
     let layer = layer.unwrap_or_else(|error| panic!("{error}"));
     let linear = burn::nn::LinearConfig::new(64, 40).init(device);
     let saved = QuantLinear::from_linear(&linear, &QuantSpec::int4(GroupSize::G64))

@@ -12,8 +12,8 @@ use burn::module::{Module, Param};
 use burn::nn::transformer::TransformerEncoder;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_marlin::convert::{LeftReason, Outcome};
-use burn_marlin::{GroupSize, QuantSpec, Report, W4A16};
+use burn_marlin::convert::{Outcome, SkipReason};
+use burn_marlin::{GroupSize, QuantSpec, Report, WeightQuantizer};
 use libtest_mimic::Trial;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
@@ -60,7 +60,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
 const GROUP: GroupSize = GroupSize::G32;
 
 fn burn_error(found: &[f64], expected: &[f64]) -> f64 {
-    marlin_tests::relative_error(found, expected, expected)
+    marlin_testing::relative_error(found, expected)
 }
 
 fn shared_layers(report: &Report) -> usize {
@@ -104,16 +104,16 @@ fn specs(device: &Device) {
     let spec_of =
         |report: &Report, layer: usize| match outcome(report, &format!("layers.{layer}.weight")) {
             Outcome::Quantized { format, .. } => Some(format.spec),
-            Outcome::Left(_) => None,
+            Outcome::Skipped(_) => None,
         };
     let (int4, int8) = (
         QuantSpec::int4(GroupSize::G128),
         QuantSpec::int8(GroupSize::G64),
     );
-    let w4a16 = W4A16::new(int4)
+    let quantizer = WeightQuantizer::new(int4)
         .with_spec(r"layers\.0", int8)
         .with_spec("layers", int4);
-    let (_, report) = w4a16
+    let (_, report) = quantizer
         .quantize(stack)
         .unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(
@@ -134,11 +134,11 @@ fn no_features(device: &Device) {
     assert!(
         matches!(
             outcome(&report, "layers.1.weight"),
-            Outcome::Left(LeftReason::Shape { .. })
+            Outcome::Skipped(SkipReason::Shape { .. })
         ),
         "{report:#}"
     );
-    assert_eq!((report.quantized(), report.left()), (1, 1), "{report}");
+    assert_eq!((report.quantized(), report.skipped()), (1, 1), "{report}");
 }
 
 fn reports(device: &Device) {

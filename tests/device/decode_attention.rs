@@ -13,9 +13,9 @@ use bench::{Bench, KEYS, OUT, QKV, STATE, VALUES, state_bytes};
 use burn::tensor::Device;
 use checks::{check, check_outputs, check_repeats};
 use libtest_mimic::Trial;
-use marlin_decode::kernels::RowState;
-use marlin_decode::kernels::attention::{AttentionPass, AttentionShape};
 use marlin_kernels::ActivationDtype;
+use marlin_nn::kernels::SequenceStatus;
+use marlin_nn::kernels::attention::{AttentionPass, AttentionShape};
 use operands::{Operands, row_at};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
@@ -228,8 +228,8 @@ fn skips(device: &Device, _: bool, seed: u64) {
     let mut operands = Operands::random(&shape, &[Some(5)], seed);
     operands.rows[0] = row_at(Some(shape.max_len), 0);
     operands.rows[1] = row_at(Some(3), shape.slots);
-    operands.rows[2].state = RowState::Failed;
-    operands.rows[3].state = RowState::WindowFull;
+    operands.rows[2].status = SequenceStatus::Failed;
+    operands.rows[3].status = SequenceStatus::WindowFull;
     let bench = Bench::new(&client, &shape, &operands);
     let before = [KEYS, VALUES, OUT].map(|buffer| bench.read(buffer));
     bench.launch();

@@ -4,9 +4,10 @@ use crate::layer::{tensor, values};
 use crate::setup::{Named, trial};
 use burn::tensor::{Device, Tensor};
 use libtest_mimic::Trial;
-use marlin_decode as decode;
 use marlin_kernels::ActivationDtype::{BF16, F16};
-use marlin_tests::{relative_error, tolerance};
+use marlin_nn as decode;
+use marlin_testing::relative_error_of_terms;
+use marlin_tests::tolerance;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -102,7 +103,7 @@ fn products(device: &Device, seed: u64) {
                 product(&queries, [head_dim, positions], &|head, i, column| {
                     key(head, column, i)
                 });
-            let error = relative_error(&scores, &expected, &magnitude);
+            let error = relative_error_of_terms(&scores, &expected, &magnitude);
             assert!(
                 error <= tolerance(dtype),
                 "scores of {what}: relative error {error:e}"
@@ -111,7 +112,7 @@ fn products(device: &Device, seed: u64) {
                 product(&weights, [positions, head_dim], &|head, i, column| {
                     key(head, i, column)
                 });
-            let error = relative_error(&mixed, &expected, &magnitude);
+            let error = relative_error_of_terms(&mixed, &expected, &magnitude);
             assert!(
                 error <= tolerance(dtype),
                 "weighted values of {what}: relative error {error:e}"
@@ -167,7 +168,7 @@ fn linears(device: &Device, seed: u64) {
                 expected.push(sum);
                 magnitude.push(norm);
             }
-            let error = relative_error(&out, &expected, &magnitude);
+            let error = relative_error_of_terms(&out, &expected, &magnitude);
             assert!(
                 error <= tolerance(dtype),
                 "{what}: relative error {error:e}"

@@ -7,14 +7,15 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
-use marlin_decode::kernels::{
-    CacheShape, EmbedArgs, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, rms_norm,
-    silu_mul, write_cache,
-};
-use marlin_decode::log_likelihoods;
-use marlin_kernels::matmul::head::{self, HeadOperands};
+use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
 use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, Target, plan};
-use marlin_tests::{relative_error, tolerance};
+use marlin_nn::kernels::{
+    CacheShape, EmbedArgs, RmsNormArgs, RowsShape, SequenceState, SequenceStatus, SiluMulArgs,
+    embed, rms_norm, silu_mul, write_cache,
+};
+use marlin_nn::log_likelihoods;
+use marlin_testing::{relative_error, relative_error_of_terms};
+use marlin_tests::tolerance;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -110,7 +111,7 @@ fn read(client: &Client, handle: Handle, dtype: ActivationDtype) -> Vec<f64> {
 }
 
 fn check(shape: &RowsShape, found: &[f64], expected: &[f64], seed: u64) {
-    let error = relative_error(found, expected, expected);
+    let error = relative_error(found, expected);
     assert!(
         error <= tolerance(shape.dtype),
         "{shape}, seed {seed}: relative error {error:e}"
@@ -273,7 +274,7 @@ fn heads(device: &Device, seed: u64) {
             dtype,
         };
         let kernel_of = |rows| match plan(problem(rows), &Target::of(&client)).kernel {
-            Kernel::Head(kernel) => Some(kernel),
+            Kernel::LmHead(kernel) => Some(kernel),
             _ => None,
         };
         let most = (1..=64)
@@ -287,12 +288,12 @@ fn heads(device: &Device, seed: u64) {
         let (x, x_bytes) = random(rows * features, dtype, &mut rng);
         let (weight, weight_bytes) = random(columns * features, dtype, &mut rng);
         let (out, out_arg) = poisoned(&client, rows * columns, dtype);
-        let operands = HeadOperands {
+        let operands = LmHeadOperands {
             x: buffer(&client, &x_bytes, x.len()),
             weight: buffer(&client, &weight_bytes, weight.len()),
             out: out_arg,
         };
-        head::launch(&client, &problem(rows), kernel, operands)
+        lm_head::launch(&client, &problem(rows), kernel, operands)
             .unwrap_or_else(|error| panic!("{shape}: {error}"));
         // Only some of many columns, as the sums of all would take minutes.
         let places = || {
@@ -320,7 +321,7 @@ fn heads(device: &Device, seed: u64) {
         let found: Vec<f64> = places()
             .map(|(row, column)| out[row * columns + column])
             .collect();
-        let error = relative_error(&found, &expected, &magnitude);
+        let error = relative_error_of_terms(&found, &expected, &magnitude);
         assert!(
             error <= tolerance(dtype),
             "{shape}, seed {seed}: relative error {error:e}"
@@ -340,17 +341,17 @@ fn embeddings(device: &Device, seed: u64) {
         } = shape;
         let (table, table_bytes) = random(vocab * features, dtype, &mut rng);
         // Rows with the last token, idle rows, and rows with a token outside the vocabulary.
-        let row = |token, state| Row {
+        let row = |token, state| SequenceState {
             token,
-            state,
-            ..Row::IDLE
+            status: state,
+            ..SequenceState::IDLE
         };
-        let state: Vec<Row> = (0..rows)
+        let state: Vec<SequenceState> = (0..rows)
             .map(|i| {
                 [
-                    row(49, RowState::At(7)),
-                    row(3, RowState::Idle),
-                    row(50, RowState::At(0)),
+                    row(49, SequenceStatus::At(7)),
+                    row(3, SequenceStatus::Idle),
+                    row(50, SequenceStatus::At(0)),
                 ][i % 3]
             })
             .collect();

@@ -10,11 +10,11 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
-use marlin_decode::kernels::sample::{
+use marlin_kernels::{ActivationDtype, KernelError};
+use marlin_nn::kernels::sample::{
     BITMAPS, SampleArgs, SampleShape, bitmap, check_device, sample, workspace_words,
 };
-use marlin_decode::kernels::{Row, RowState};
-use marlin_kernels::{ActivationDtype, KernelError};
+use marlin_nn::kernels::{SequenceState, SequenceStatus};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use step::Step;
@@ -85,7 +85,7 @@ impl Buffers {
         };
         let args = SampleArgs {
             logits: arg(&self.logits, shape.rows * shape.vocab),
-            state: arg(&self.state, shape.rows * Row::WORDS),
+            state: arg(&self.state, shape.rows * SequenceState::WORDS),
             bitmaps: arg(&self.bitmaps, shape.slots * BITMAPS * shape.bitmap_words()),
             workspace: arg(&self.workspace, workspace_words(shape)),
         };
@@ -102,11 +102,11 @@ impl Buffers {
             .collect()
     }
 
-    fn rows(&self, client: &Client) -> Vec<Row> {
+    fn rows(&self, client: &Client) -> Vec<SequenceState> {
         let words = Self::read(client, &self.state);
         words
-            .chunks_exact(Row::WORDS)
-            .map(|row| Row::from_words(std::array::from_fn(|i| row[i] as i32)))
+            .chunks_exact(SequenceState::WORDS)
+            .map(|row| SequenceState::from_words(std::array::from_fn(|i| row[i] as i32)))
             .collect()
     }
 }
@@ -186,47 +186,47 @@ fn equal_logits(device: &Device) {
     let five = [0, 1, 2, 3, 4].as_slice();
     let options = [
         (
-            Row {
+            SequenceState {
                 top_k: 5,
-                ..Row::IDLE
+                ..SequenceState::IDLE
             },
             five,
         ),
         (
-            Row {
+            SequenceState {
                 top_k: 5,
                 min_p: 1.0,
-                ..Row::IDLE
+                ..SequenceState::IDLE
             },
             five,
         ),
         (
-            Row {
+            SequenceState {
                 top_p: 4.5 / 77.0,
-                ..Row::IDLE
+                ..SequenceState::IDLE
             },
             five,
         ),
         (
-            Row {
+            SequenceState {
                 top_p: 4.5 / 77.0,
                 min_p: 1.0,
-                ..Row::IDLE
+                ..SequenceState::IDLE
             },
             five,
         ),
         (
-            Row {
+            SequenceState {
                 top_k: 7,
                 suppresses: true,
-                ..Row::IDLE
+                ..SequenceState::IDLE
             },
             &[0, 2, 3, 4, 6, 7, 8],
         ),
     ];
     for (options, expected) in options {
-        let row = |i| Row {
-            state: RowState::At(i),
+        let row = |i| SequenceState {
+            status: SequenceStatus::At(i),
             slot: i,
             temperature: 1.0,
             ..options
@@ -271,7 +271,7 @@ fn refusals(device: &Device) {
             },
         )
     };
-    let right = [80, 2 * Row::WORDS, 12, workspace_words(&shape)];
+    let right = [80, 2 * SequenceState::WORDS, 12, workspace_words(&shape)];
     assert_eq!(run(&shape, right), Ok(()));
     for (i, name) in ["logits", "state", "bitmaps of tokens", "workspace"]
         .into_iter()
@@ -305,7 +305,7 @@ fn refusals(device: &Device) {
     );
     let alias = SampleArgs {
         logits: buffer(&client, &[0; 320], 80),
-        state: BufferArg::alias(0, 2 * Row::WORDS),
+        state: BufferArg::alias(0, 2 * SequenceState::WORDS),
         bitmaps: words(&client, std::iter::repeat_n(0, 12)),
         workspace: words(&client, std::iter::repeat_n(0, right[3])),
     };

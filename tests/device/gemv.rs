@@ -7,15 +7,16 @@ use crate::kernels::{buffer, bytes, values};
 use crate::marlin::{Bench, problem};
 use crate::setup::{Named, trial};
 use libtest_mimic::Trial;
-use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightValue};
 use marlin_kernels::device::CLUSTER_CAPABILITY;
 use marlin_kernels::matmul::gemv::{self, CLUSTERS};
 use marlin_kernels::{
     ActivationDtype, Epilogue, Kernel, KernelError, NormOperands, Operands as LaunchOperands, Plan,
     Prologue, Reason, launch,
 };
-use marlin_tests::{Case, Operands, relative_error, tolerance};
-use operands::{EPSILON, Row, plan};
+use marlin_testing::relative_error_of_terms;
+use marlin_tests::{Case, Operands, tolerance};
+use operands::{EPSILON, GemvOperands, plan};
 
 /// The groups that the kernel takes.
 const GROUPS: [GroupSize; 3] = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
@@ -25,7 +26,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         return;
     }
     // One test for each width and group, so that several processes can share the compilation.
-    for (bits, group) in Bits::ALL
+    for (bits, group) in WeightValue::ALL
         .into_iter()
         .flat_map(|bits| GROUPS.map(|group| (bits, group)))
     {
@@ -71,7 +72,7 @@ fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     ]
 }
 
-fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
+fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
     let (mut ran, mut without_norm) = (0, 0);
     let formats = [
         (false, ScaleDtype::F16),
@@ -80,11 +81,9 @@ fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
         (true, ScaleDtype::BF16),
     ];
     for (zero_points, scale_dtype) in formats {
-        let spec = QuantSpec {
-            bits,
-            zero_points,
-            ..QuantSpec::int4(group).with_scale_dtype(scale_dtype)
-        };
+        let spec = QuantSpec::new(bits, group)
+            .with_zero_point(zero_points.into())
+            .with_scale_dtype(scale_dtype);
         for ([k, n], sparsity) in shapes(group)
             .into_iter()
             .flat_map(|shape| Sparsity::ALL.map(|sparsity| (shape, sparsity)))
@@ -107,11 +106,11 @@ fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
             {
                 continue;
             }
-            let row = Row::random(&case, seed);
+            let row = GemvOperands::random(&case, seed);
             // Some of these have more warps than there are steps.
             for blocks in CLUSTERS {
                 let [out, sum] = row.run(bench, &case, blocks, Epilogue::None);
-                let error = relative_error(
+                let error = relative_error_of_terms(
                     &values(&out, case.activations),
                     &row.operands.expected,
                     &row.operands.magnitude,
@@ -155,7 +154,8 @@ fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
                     &bench.run_problem(&problem, &case, &operands, &plan),
                     case.activations,
                 );
-                let error = relative_error(&found, &operands.expected, &operands.magnitude);
+                let error =
+                    relative_error_of_terms(&found, &operands.expected, &operands.magnitude);
                 assert!(
                     error <= tolerance(case.activations),
                     "{case}, {blocks} blocks, seed {seed}: relative error {error:e}"
@@ -185,12 +185,13 @@ fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
             {
                 continue;
             }
-            let row = Row::random(&case, seed);
+            let row = GemvOperands::random(&case, seed);
             let (expected, magnitude) = row.operands.swiglu(&case);
             // A cluster of eight blocks has four for gates and four for ups.
             for blocks in [1, 2, 4] {
                 let [out, sum] = row.run(bench, &case, blocks, Epilogue::SwiGlu);
-                let error = relative_error(&values(&out, case.activations), &expected, &magnitude);
+                let error =
+                    relative_error_of_terms(&values(&out, case.activations), &expected, &magnitude);
                 assert!(
                     error <= tolerance(case.activations),
                     "SwiGLU of {case}, {blocks} blocks, seed {seed}: relative error {error:e}"
@@ -204,9 +205,9 @@ fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
     }
     // Dense formats and 2:4 ones that the kernel takes with a norm before it, and without.
     let [with, without] = match (group, bits) {
-        (GroupSize::G32, Bits::Four) => [3 + 2, 4 + 2],
-        (GroupSize::G32, Bits::Eight) => [4 + 2, 3 + 2],
-        (GroupSize::G64, Bits::Four) => [4 + 4, 3 + 4],
+        (GroupSize::G32, WeightValue::Int4) => [3 + 2, 4 + 2],
+        (GroupSize::G32, WeightValue::Int8) => [4 + 2, 3 + 2],
+        (GroupSize::G64, WeightValue::Int4) => [4 + 4, 3 + 4],
         _ => [4 + 4; 2],
     };
     assert_eq!(
@@ -222,14 +223,11 @@ fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
 }
 
 fn repeats(bench: &Bench, seed: u64) {
-    for (bits, sparsity) in Bits::ALL
+    for (bits, sparsity) in WeightValue::ALL
         .into_iter()
         .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
     {
-        let spec = QuantSpec {
-            bits,
-            ..QuantSpec::int4(GroupSize::G128)
-        };
+        let spec = QuantSpec::new(bits, GroupSize::G128);
         let case = Case {
             m: 1,
             k: 8192,
@@ -239,7 +237,7 @@ fn repeats(bench: &Bench, seed: u64) {
             permuted: false,
             sparsity,
         };
-        let row = Row::random(&case, seed);
+        let row = GemvOperands::random(&case, seed);
         for blocks in CLUSTERS {
             let first = row.run(bench, &case, blocks, Epilogue::None);
             for run in 1..1000 / CLUSTERS.len() {

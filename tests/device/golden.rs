@@ -8,7 +8,8 @@ use libtest_mimic::Trial;
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, read_layer};
 use marlin_kernels::{ActivationDtype, Prologue};
-use marlin_tests::{relative_error, repository_file, tolerance};
+use marlin_testing::{relative_error_of_terms, repository_file};
+use marlin_tests::tolerance;
 use std::collections::BTreeMap;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
@@ -76,7 +77,7 @@ fn multiplies(device: &Device) {
     let rows = 3;
     for (name, weight) in weights() {
         let (k, n) = (weight.k(), weight.n());
-        let dtype = ActivationDtype::from(weight.spec().scale_dtype);
+        let dtype = ActivationDtype::from(weight.spec().scales.dtype);
         if !computes(device, dtype) {
             continue;
         }
@@ -100,7 +101,7 @@ fn multiplies(device: &Device) {
                 magnitude[row * n + index % n] += product.abs();
             }
         }
-        let error = relative_error(&found, &expected, &magnitude);
+        let error = relative_error_of_terms(&found, &expected, &magnitude);
         let broken: Vec<usize> = (0..found.len())
             .filter(|&i| !found[i].is_finite())
             .collect();

@@ -5,13 +5,13 @@ use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_marlin::W4A16;
+use burn_marlin::WeightQuantizer;
 use libtest_mimic::Trial;
 use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, Sparsity};
 use marlin_quant::{
     Gptq, GptqCalibrator, GptqOptions, HessianSums, QuantError, Quantizer, RowOrder, gptq_beside,
 };
-use marlin_tests::relative_error;
+use marlin_testing::relative_error;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -63,7 +63,7 @@ fn transformer(device: &Device, seed: u64) {
     let forward = |model: &TransformerEncoder, batch: Tensor<3>| {
         model.forward(TransformerEncoderInput::new(batch))
     };
-    let conversion = W4A16::new(QuantSpec::int4(GroupSize::G32));
+    let conversion = WeightQuantizer::new(QuantSpec::int4(GroupSize::G32));
     let (rounded, _) = conversion
         .quantize(model.clone())
         .unwrap_or_else(|error| panic!("{error}"));
@@ -88,8 +88,7 @@ fn transformer(device: &Device, seed: u64) {
         values.into_iter().map(f64::from).collect()
     };
     let expected = output(&model);
-    let [before, after] =
-        [&rounded, &found].map(|other| relative_error(&output(other), &expected, &expected));
+    let [before, after] = [&rounded, &found].map(|other| relative_error(&output(other), &expected));
     println!("{before:.4} rounded, {after:.4} by GPTQ");
     assert!(after < 0.8 * before, "{after} of {before}");
 }

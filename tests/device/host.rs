@@ -2,7 +2,7 @@
 
 use crate::setup::{Named, computes, float_dtype, trial};
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_marlin::device::apart;
+use burn_marlin::device::with_dedicated_memory;
 use burn_marlin::host::HostTensor;
 use libtest_mimic::Trial;
 use marlin_kernels::ActivationDtype;
@@ -61,7 +61,7 @@ fn tensors_come_back(device: &Device) {
 fn tensors_apart(device: &Device) {
     // Work that was given to the device before has not run yet.
     let before = Tensor::<2>::ones([300, 500], device) * 3.0;
-    let mut tensor = apart(device, || Tensor::<2>::zeros([300, 500], device));
+    let mut tensor = with_dedicated_memory(device, || Tensor::<2>::zeros([300, 500], device));
     for start in (0..300).step_by(100) {
         let rows = before.clone().slice([start..start + 100, 0..500]);
         let changed = tensor.clone().slice([start..start + 100, 0..500]) + rows;

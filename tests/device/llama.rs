@@ -4,13 +4,13 @@
 use crate::setup::{Named, trial};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_marlin::fusion::fusion_count;
-use burn_marlin::{GroupSize, QuantSpec, W4A16};
+use burn_marlin::{GroupSize, QuantSpec, WeightQuantizer};
 use libtest_mimic::Trial;
-use marlin_llama::{
-    Calibration, Llama, LlamaModel, Method, OpenOptions, QuantizeOptions, RowOrder, perplexity,
+use marlin_lm::{
+    Calibration, LanguageModel, Method, Model, OpenOptions, QuantizeOptions, RowOrder, perplexity,
     quantize_folder,
 };
-use marlin_tests::{relative_error, repository_file};
+use marlin_testing::{relative_error, repository_file};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,14 +44,14 @@ pub fn example() -> PathBuf {
     repository_file("examples/train-tiny-llama")
 }
 
-fn open(dir: &Path, device: &Device, dtype: Option<FloatDType>) -> Llama {
+fn open(dir: &Path, device: &Device, dtype: Option<FloatDType>) -> LanguageModel {
     let options = OpenOptions {
         dtype,
         max_len: None,
         with_tokenizer: true,
         head: None,
     };
-    Llama::open(dir, device, &options).unwrap_or_else(|error| panic!("{error}"))
+    LanguageModel::open(dir, device, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Quantises the shipped model to 4 bits, into a folder that exists as long as the guard.
@@ -74,7 +74,7 @@ pub fn quantised_to(spec: &QuantSpec) -> (tempfile::TempDir, PathBuf) {
     (guard, target)
 }
 
-pub fn logits(model: &LlamaModel, tokens: &[u32]) -> Vec<f64> {
+pub fn logits(model: &Model, tokens: &[u32]) -> Vec<f64> {
     let ids: Vec<i32> = tokens.iter().map(|&id| id as i32).collect();
     let tokens =
         Tensor::<2, Int>::from_data(TensorData::new(ids, [1, tokens.len()]), &model.device());
@@ -100,11 +100,11 @@ fn one_call(device: &Device) {
     );
     drop(guard);
 
-    let (converted, report) = W4A16::new(SPEC)
+    let (converted, report) = WeightQuantizer::new(SPEC)
         .quantize(Arc::unwrap_or_clone(float.model))
         .unwrap_or_else(|error| panic!("{error}"));
     // Four matmuls per layer: q, k, v are one, and so are gate, up.
-    assert_eq!((report.quantized(), report.left()), (20, 0), "{report}");
+    assert_eq!((report.quantized(), report.skipped()), (20, 0), "{report}");
     let before = fusion_count();
     let by_call = logits(&converted, &tokens);
     let after = fusion_count();
@@ -119,12 +119,12 @@ fn one_call(device: &Device) {
         );
     }
     // Attention and head run in Burn's own f32 matmul, which may be TF32 on CUDA.
-    let same = relative_error(&by_call, &by_layers, &by_layers);
+    let same = relative_error(&by_call, &by_layers);
     assert!(
         same < 1e-3,
         "the one call and QuantLinear differ by {same:e}"
     );
-    let error = relative_error(&by_call, &expected, &expected);
+    let error = relative_error(&by_call, &expected);
     assert!(
         error > 1e-3 && error < 0.3,
         "against the float model: {error:e}, which is no 4-bit error"

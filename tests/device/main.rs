@@ -15,7 +15,7 @@ mod decode_attention;
 mod decode_matmul;
 mod decode_rows;
 mod decode_sample;
-mod decoder;
+mod engine;
 mod gemv;
 mod golden;
 mod gptq;
@@ -26,7 +26,7 @@ mod llama;
 mod lora;
 mod marlin;
 mod models;
-mod overlap;
+mod pdl;
 mod plans;
 mod repack;
 mod setup;
@@ -37,7 +37,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // The process may be a worker, whose first argument is none of these.
-    marlin_llama::init();
+    marlin_lm::init();
     let mut args = std::env::args_os().skip(1).peekable();
     match args.peek().and_then(|first| first.to_str()) {
         Some("burn-marlin") => marlin_cli::main(args),
@@ -78,8 +78,8 @@ fn run_tests() -> ExitCode {
         golden::add(&mut tests, device);
         gptq::add(&mut tests, device, options.seed);
         host::add(&mut tests, device);
-        decoder::add(&mut tests, device);
-        overlap::add(&mut tests, device);
+        engine::add(&mut tests, device);
+        pdl::add(&mut tests, device);
         llama::add(&mut tests, device);
         plans::add(&mut tests, device);
     }

@@ -8,7 +8,7 @@ use crate::setup::{Named, trial};
 pub use bench::{Bench, problem};
 use burn::tensor::Device;
 use libtest_mimic::Trial;
-use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightValue};
 use marlin_kernels::device::CLUSTER_CAPABILITY;
 use marlin_kernels::tile::{self, Launch};
 use marlin_kernels::{ActivationDtype, Card, ClustersAtOnce, Epilogue};
@@ -20,7 +20,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     }
     // One test for each width, group and dtype, so that several processes can share the
     // compilation.
-    for (bits, group) in Bits::ALL
+    for (bits, group) in WeightValue::ALL
         .into_iter()
         .flat_map(|bits| GroupSize::ALL.map(|group| (bits, group)))
     {
@@ -35,22 +35,18 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     for (bits, group, zero_points, scales) in SPLIT {
         for m in ROWS.into_iter().filter(|&m| m <= 129) {
             let name = format!("marlin::split_columns_agree_with_f64::{bits}::{group}::{m}");
-            let spec = QuantSpec {
-                bits,
-                zero_points,
-                ..QuantSpec::int4(group).with_scale_dtype(scales)
-            };
+            let spec = QuantSpec::new(bits, group)
+                .with_zero_point(zero_points.into())
+                .with_scale_dtype(scales);
             tests.push(trial(device, &name, move |device| {
                 split_columns(device, spec, m, seed)
             }));
         }
     }
     for (bits, group, zero_points, scales) in SPLIT {
-        let spec = QuantSpec {
-            bits,
-            zero_points,
-            ..QuantSpec::int4(group).with_scale_dtype(scales)
-        };
+        let spec = QuantSpec::new(bits, group)
+            .with_zero_point(zero_points.into())
+            .with_scale_dtype(scales);
         let name = format!("marlin::swiglu_agrees_with_f64::{bits}::{group}");
         tests.push(trial(device, &name, move |device| {
             swiglu(device, spec, seed)
@@ -96,11 +92,18 @@ fn takes(case: &Case) -> bool {
     case.activations != ActivationDtype::F32 && case.problem().scales == case.activations
 }
 
-fn every_tile(device: &Device, bits: Bits, group: GroupSize, dtype: ActivationDtype, seed: u64) {
+fn every_tile(
+    device: &Device,
+    bits: WeightValue,
+    group: GroupSize,
+    dtype: ActivationDtype,
+    seed: u64,
+) {
     let bench = Bench::new(device);
     let mut ran = 0;
-    let is_of_test =
-        |case: &Case| (case.spec.bits, case.spec.group, case.activations) == (bits, group, dtype);
+    let is_of_test = |case: &Case| {
+        (case.spec.value, case.spec.scales.group, case.activations) == (bits, group, dtype)
+    };
     for case in cases()
         .iter()
         .filter(|case| takes(case) && is_of_test(case))
@@ -116,12 +119,17 @@ fn every_tile(device: &Device, bits: Bits, group: GroupSize, dtype: ActivationDt
 
 /// The formats tested with split columns: the scale is applied to the weights, to the sum of each
 /// group, or to the output.
-const SPLIT: [(Bits, GroupSize, bool, ScaleDtype); 5] = [
-    (Bits::Four, GroupSize::G128, false, ScaleDtype::F16),
-    (Bits::Four, GroupSize::G32, true, ScaleDtype::BF16),
-    (Bits::Four, GroupSize::Channel, false, ScaleDtype::BF16),
-    (Bits::Eight, GroupSize::G128, false, ScaleDtype::F16),
-    (Bits::Eight, GroupSize::G32, true, ScaleDtype::BF16),
+const SPLIT: [(WeightValue, GroupSize, bool, ScaleDtype); 5] = [
+    (WeightValue::Int4, GroupSize::G128, false, ScaleDtype::F16),
+    (WeightValue::Int4, GroupSize::G32, true, ScaleDtype::BF16),
+    (
+        WeightValue::Int4,
+        GroupSize::Channel,
+        false,
+        ScaleDtype::BF16,
+    ),
+    (WeightValue::Int8, GroupSize::G128, false, ScaleDtype::F16),
+    (WeightValue::Int8, GroupSize::G32, true, ScaleDtype::BF16),
 ];
 
 /// The same launch on `blocks` blocks; the tiles fix those of clusters.
@@ -147,7 +155,7 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
             k,
             n: 328,
             spec,
-            activations: ActivationDtype::from(spec.scale_dtype),
+            activations: ActivationDtype::from(spec.scales.dtype),
             permuted: false,
             sparsity,
         };
@@ -196,14 +204,11 @@ fn clusters_fit(device: &Device) {
 fn waves(device: &Device, seed: u64) {
     let bench = Bench::new(device);
     let mut ran = 0;
-    for (bits, sparsity) in Bits::ALL
+    for (bits, sparsity) in WeightValue::ALL
         .into_iter()
         .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
     {
-        let spec = QuantSpec {
-            bits,
-            ..QuantSpec::int4(GroupSize::G64)
-        };
+        let spec = QuantSpec::new(bits, GroupSize::G64);
         let case = Case {
             m: 1300,
             k: 320,
@@ -245,7 +250,7 @@ fn swiglu(device: &Device, spec: QuantSpec, seed: u64) {
             k,
             n,
             spec,
-            activations: ActivationDtype::from(spec.scale_dtype),
+            activations: ActivationDtype::from(spec.scales.dtype),
             permuted: false,
             sparsity,
         };
@@ -264,14 +269,11 @@ fn swiglu(device: &Device, spec: QuantSpec, seed: u64) {
 /// it.
 fn large_sums(device: &Device, seed: u64) {
     let bench = Bench::new(device);
-    for (bits, sparsity) in Bits::ALL
+    for (bits, sparsity) in WeightValue::ALL
         .into_iter()
         .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
     {
-        let spec = QuantSpec {
-            bits,
-            ..QuantSpec::int4(GroupSize::G128)
-        };
+        let spec = QuantSpec::new(bits, GroupSize::G128);
         let case = Case {
             m: 16,
             k: 16384,
@@ -283,7 +285,14 @@ fn large_sums(device: &Device, seed: u64) {
         };
         let mut operands = Operands::random(&case, seed);
         // Weights of 8 bits are up to 17 times as large.
-        let (half, size) = (case.k / 2, if bits == Bits::Four { 1800.0 } else { 106.0 });
+        let (half, size) = (
+            case.k / 2,
+            if bits == WeightValue::Int4 {
+                1800.0
+            } else {
+                106.0
+            },
+        );
         for row in operands.x.chunks_mut(case.k) {
             for k in 0..half {
                 row[half + k] = -size;
@@ -300,14 +309,11 @@ fn large_sums(device: &Device, seed: u64) {
 /// Checks that the planned tile gives the same bits in 1000 runs, and each other tile in 50.
 fn repeats(device: &Device, m: usize, seed: u64) {
     let bench = Bench::new(device);
-    for (bits, sparsity) in Bits::ALL
+    for (bits, sparsity) in WeightValue::ALL
         .into_iter()
         .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
     {
-        let spec = QuantSpec {
-            bits,
-            ..QuantSpec::int4(GroupSize::G128)
-        };
+        let spec = QuantSpec::new(bits, GroupSize::G128);
         let case = Case {
             m,
             k: 8192,

@@ -6,9 +6,7 @@ use burn::tensor::{Device, FloatDType};
 use burn_marlin::{GroupSize, QuantSpec};
 use libtest_mimic::Trial;
 use marlin_kernels::{Epilogue, EpilogueStage, Kernel, Problem, Prologue, PrologueStage};
-use marlin_llama::{
-    Decoder, Llama, LlamaModel, OpenOptions, Sampling, SequenceOptions, Suppression,
-};
+use marlin_lm::{Engine, LanguageModel, Model, OpenOptions, RequestParams, Sampling, Suppression};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -94,7 +92,7 @@ fn launches() -> BTreeMap<Launch, usize> {
 
 /// The planned launches with a quantised weight, each with its number; the head's float weight
 /// comes second.
-fn planned(model: &LlamaModel, rows: usize) -> (BTreeMap<Launch, usize>, Option<Launch>) {
+fn planned(model: &Model, rows: usize) -> (BTreeMap<Launch, usize>, Option<Launch>) {
     let (mut counts, mut head) = (BTreeMap::new(), None);
     for found in model.plans(rows) {
         let kernel = found.plan.kernel.to_string();
@@ -137,33 +135,34 @@ fn launched_as_planned(device: &Device) {
         with_tokenizer: false,
         head: None,
     };
-    let llama = Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
+    let llama =
+        LanguageModel::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
     // Three sequences run as four rows. Where the device takes the tokens of prompts as rows, those
     // of all prompts are rows of one matmul, rounded up; elsewhere each prompt is one, and the last
     // tokens of all are another.
     for (sequences, tokens, step_rows, rows) in [(1, 38, 1, 48), (3, 22, 4, 96)] {
-        let passes = match marlin_decode::takes_prompts(device, dtype) {
+        let passes = match marlin_nn::takes_prompts(device, dtype) {
             true => BTreeSet::from([step_rows, rows]),
             false => BTreeSet::from([step_rows, tokens - 1, sequences]),
         };
         let before = launches();
-        let mut decoder =
-            Decoder::new(llama.model.clone(), sequences).unwrap_or_else(|error| panic!("{error}"));
+        let mut engine =
+            Engine::new(llama.model.clone(), sequences).unwrap_or_else(|error| panic!("{error}"));
         for seed in 0..sequences as u64 {
             let prompt = vec![3 + seed as u32; tokens];
-            let options = SequenceOptions {
+            let options = RequestParams {
                 sampling: Sampling::GREEDY,
                 suppression: Suppression::NONE,
                 seed,
                 stop_tokens: Vec::new(),
                 max_new_tokens: 4,
             };
-            decoder
-                .join(&prompt, &options)
+            engine
+                .add_request(&prompt, &options)
                 .unwrap_or_else(|error| panic!("{error}"));
         }
-        while decoder.sequences() > 0 {
-            decoder.step().unwrap_or_else(|error| panic!("{error}"));
+        while engine.sequences() > 0 {
+            engine.step().unwrap_or_else(|error| panic!("{error}"));
         }
         let mut found = launches();
         found.retain(|launch, count| {

@@ -9,7 +9,7 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_format::layout::PlainLayout;
-use marlin_format::{QuantSpec, ScaleDtype, WeightLayout, WeightTensor, WeightTensors};
+use marlin_format::{ScaleDtype, WeightLayout, WeightTensor, WeightTensors};
 use marlin_kernels::tile::row_length;
 use marlin_kernels::{KernelError, repack};
 use marlin_tests::{Case, Operands, cases, plain_bytes};
@@ -64,7 +64,7 @@ fn weights(device: &Device, seed: u64) {
     let mut ran = 0;
     // Tiles are for tensor cores, which do not support scales in f32.
     let takes = |case: &&Case| {
-        case.spec.scale_dtype != ScaleDtype::F32 && computes(device, case.problem().scales)
+        case.spec.scales.dtype != ScaleDtype::F32 && computes(device, case.problem().scales)
     };
     for case in cases().iter().filter(takes) {
         let (problem, operands) = (
@@ -158,12 +158,12 @@ fn refusals(device: &Device) {
         panic!("the list has no case in order")
     };
     let problem = case.problem();
-    let (words_of, scales_of) = (WeightTensor::Words, WeightTensor::Scales);
+    let (words_of, scales_of) = (WeightTensor::Qweight, WeightTensor::Scales);
     let short = Poisoned::new(&client, problem.weight.tiles().words() - 1, 4);
     let plain = || {
         words(
             &client,
-            std::iter::repeat_n(0, PlainLayout::new(case.k, case.n, case.spec.bits).words()),
+            std::iter::repeat_n(0, PlainLayout::new(case.k, case.n, case.spec.value).words()),
         )
     };
     let result = repack::tensor(
@@ -178,7 +178,7 @@ fn refusals(device: &Device) {
         matches!(
             result,
             Err(KernelError::BufferLength {
-                operand: "words",
+                operand: "qweight",
                 ..
             })
         ),
@@ -196,7 +196,7 @@ fn refusals(device: &Device) {
         matches!(
             result,
             Err(KernelError::BufferLength {
-                operand: "words",
+                operand: "qweight",
                 ..
             })
         ),
@@ -220,10 +220,7 @@ fn refusals(device: &Device) {
         ),
         "{result:?}"
     );
-    let symmetric = QuantSpec {
-        zero_points: false,
-        ..case.spec
-    };
+    let symmetric = case.spec.with_zero_point(marlin_format::ZeroPoint::None);
     let mut without = problem;
     without.weight.format.spec = symmetric;
     let result = repack::tensor(

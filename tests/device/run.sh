@@ -16,17 +16,17 @@ usage="usage: run.sh [--device cuda|vulkan|flex|cpu] [--jobs N] [--timeout SECON
 A process runs a group of tests, the part of their names after the device, and in slow groups one test. MARLIN_TEST_SEED sets the seed of the random data."
 
 # Groups in which each test is a process of its own: nearly all of their time is the compilation of kernels on one core.
-split=(marlin decode gptq layer lora overlap llama gemv kernels decoder plans)
+split=(marlin decode gptq layer lora pdl llama gemv kernels engine plans)
 # Tests of such a group that compile the same kernels, and run in one process for all that is alike before the last part of their names.
 together=(marlin::split_columns_agree_with_f64)
 # What takes longest, which starts first: with a process on each of 16 cores and an H100 from 397 seconds on downwards.
 slowest=(
     marlin::every_tile_agrees_with_f64::int4 marlin::every_tile_agrees_with_f64 marlin::split_columns_agree_with_f64
     decode::attention marlin::a_thousand_runs_give_the_same_bits marlin::large_sums_do_not_overflow llama::gptq_costs_less_than_rounding gptq
-    layer::forward_agrees_with_f64 lora::no_float_weight_between_the_passes overlap convert models
+    layer::forward_agrees_with_f64 lora::no_float_weight_between_the_passes pdl convert models
 )
 # Tests that run after all others, with the card for themselves: what a kernel reads too early depends on when the kernel before it ends.
-alone=(overlap::a_kernel_reads_what_it_waits_for_and_otherwise_does_not)
+alone=(pdl::a_kernel_reads_what_it_waits_for_and_otherwise_does_not)
 
 fail() {
     echo "error: $1" >&2

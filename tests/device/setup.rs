@@ -77,7 +77,7 @@ impl Options {
                 devices.push("cpu".into());
             }
         }
-        let seed = marlin_tests::seed();
+        let seed = marlin_testing::seed();
         let devices = devices
             .iter()
             .map(|name| named(name, seed))

@@ -1,17 +1,17 @@
 //! Compiles kernels and checks their machine code.
 
 use crate::kernel::{self, Kernel, Subject};
-use crate::ledger::Row;
+use crate::ledger::LedgerRow;
 use crate::toolchain::{Compiled, Toolchain, ToolchainError};
 use crate::{Card, Coverage};
-use marlin_kernels::inspect::Source;
+use marlin_kernels::inspect::KernelSource;
 
 /// What was found of a kernel.
 pub struct Outcome<'a> {
     /// The kernel.
     pub kernel: &'a Kernel,
     /// The row of the ledger that says so; an error if the kernel was not compiled.
-    pub row: Result<Row, String>,
+    pub row: Result<LedgerRow, String>,
     /// The rules that the machine code breaks, in words.
     pub broken: Vec<String>,
 }
@@ -19,11 +19,11 @@ pub struct Outcome<'a> {
 /// Compiles kernels, each with its text, for the card whose kernels they are, and checks each by
 /// its rules. What fails of one leaves the others as they are.
 pub fn check<'a>(
-    kernels: Vec<(&'a Kernel, Source)>,
+    kernels: Vec<(&'a Kernel, KernelSource)>,
     card: Card,
     toolchain: &Toolchain,
 ) -> Vec<Outcome<'a>> {
-    let texts: Vec<&Source> = kernels.iter().map(|(_, source)| source).collect();
+    let texts: Vec<&KernelSource> = kernels.iter().map(|(_, source)| source).collect();
     let compiled = toolchain.compile(&texts, card.arch);
     kernels
         .iter()
@@ -34,7 +34,7 @@ pub fn check<'a>(
 
 fn outcome<'a>(
     kernel: &'a Kernel,
-    source: &Source,
+    source: &KernelSource,
     compiled: Result<Compiled, ToolchainError>,
     toolchain: &Toolchain,
 ) -> Outcome<'a> {
@@ -66,14 +66,14 @@ fn outcome<'a>(
     }
     Outcome {
         kernel,
-        row: Ok(Row::new(kernel, source, &compiled)),
+        row: Ok(LedgerRow::new(kernel, source, &compiled)),
         broken,
     }
 }
 
 /// Returns true if NVRTC's PTX is that for another card, but for the target.
 fn has_ptx_of(
-    source: &Source,
+    source: &KernelSource,
     card: Card,
     twin: &Card,
     toolchain: &Toolchain,

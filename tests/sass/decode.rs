@@ -4,15 +4,15 @@
 use crate::Card;
 use crate::rules;
 use crate::toolchain::Compiled;
-use marlin_decode::kernels::attention::{
+use marlin_format::{GroupSize, Sparsity, WeightValue};
+use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
+use marlin_kernels::inspect::{KernelSource, shared_limit};
+use marlin_kernels::matmul::{gemv, lm_head};
+use marlin_kernels::{Epilogue, Prologue};
+use marlin_nn::kernels::attention::{
     self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget,
 };
-use marlin_decode::kernels::{flash, rms_norm_source, silu_mul_source};
-use marlin_format::{Bits, GroupSize, Sparsity};
-use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
-use marlin_kernels::inspect::{Source, shared_limit};
-use marlin_kernels::matmul::{gemv, head};
-use marlin_kernels::{Epilogue, Prologue};
+use marlin_nn::kernels::{flash, rms_norm_source, silu_mul_source};
 use source_digest::Routine;
 use std::error::Error;
 
@@ -33,7 +33,7 @@ pub enum Subject {
         dtype: ActivationDtype,
     },
     /// The matmul of one row, for cards with clusters.
-    Gemv(gemv::Config),
+    Gemv(gemv::GemvConfig),
     /// Attention of a step, and of prompts without tensor cores.
     Attention {
         group: usize,
@@ -63,7 +63,7 @@ impl Subject {
 }
 
 /// The CUDA text.
-pub fn source(subject: &Subject, capability: u32) -> Result<Source, Box<dyn Error>> {
+pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dyn Error>> {
     Ok(match *subject {
         Subject::Norm { features, dtype } => rms_norm_source(features, dtype, capability)?,
         Subject::Gates { dtype } => silu_mul_source(dtype, capability)?,
@@ -71,7 +71,7 @@ pub fn source(subject: &Subject, capability: u32) -> Result<Source, Box<dyn Erro
             rows,
             features,
             dtype,
-        } => head::source(rows, features, dtype, capability)?,
+        } => lm_head::source(rows, features, dtype, capability)?,
         Subject::Gemv(config) => gemv::source(&config, capability)?,
         Subject::Attention {
             group,
@@ -210,7 +210,7 @@ fn gemv(card: Card) -> Vec<(String, Subject)> {
             (4, false, true),
             (8, true, true),
         ] {
-            for (bits, sparsity) in Bits::ALL
+            for (bits, sparsity) in WeightValue::ALL
                 .into_iter()
                 .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
             {
@@ -229,10 +229,10 @@ fn gemv(card: Card) -> Vec<(String, Subject)> {
                     } else {
                         blocks
                     };
-                    let config = gemv::Config {
+                    let config = gemv::GemvConfig {
                         blocks,
                         group,
-                        bits,
+                        value: bits,
                         zero_points,
                         bf16,
                         sparsity,
@@ -249,11 +249,11 @@ fn gemv(card: Card) -> Vec<(String, Subject)> {
     subjects
 }
 
-fn gemv_name(config: &gemv::Config) -> String {
-    let gemv::Config {
+fn gemv_name(config: &gemv::GemvConfig) -> String {
+    let gemv::GemvConfig {
         blocks,
         group,
-        bits,
+        value,
         zero_points,
         bf16,
         sparsity,
@@ -272,7 +272,7 @@ fn gemv_name(config: &gemv::Config) -> String {
     } else {
         ""
     };
-    format!("gemv of {blocks} blocks {sparsity} {bits} {group} {dtype}{zeros}{norm}{gated}")
+    format!("gemv of {blocks} blocks {sparsity} {value} {group} {dtype}{zeros}{norm}{gated}")
 }
 
 /// Attention for groups of one to eight heads, every kind of head_dim, with and without norms, in

@@ -4,7 +4,7 @@ use crate::listing::Code;
 use crate::toolchain::Compiled;
 use crate::{Card, Coverage, decode, ladder, pairs, rules, tiles};
 use ::ladder::source::source as ladder_source;
-use marlin_kernels::inspect::{Source, tile_source};
+use marlin_kernels::inspect::{KernelSource, tile_source};
 use marlin_kernels::tile::Config;
 use source_digest::Routine;
 use std::error::Error;
@@ -60,7 +60,7 @@ impl Kernel {
 }
 
 /// The CUDA text of a kernel.
-pub fn source(kernel: &Kernel) -> Result<Source, Box<dyn Error>> {
+pub fn source(kernel: &Kernel) -> Result<KernelSource, Box<dyn Error>> {
     let capability = kernel.card.capability;
     Ok(match &kernel.subject {
         Subject::Tile(config) => tile_source(config, capability)?,

@@ -16,7 +16,7 @@
 use crate::kernel::Kernel;
 use crate::toolchain::Compiled;
 use crate::{Card, Coverage, root, tiles};
-use marlin_kernels::inspect::Source;
+use marlin_kernels::inspect::KernelSource;
 use source_digest::Routine;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -43,7 +43,7 @@ const COUNTED: [(&str, &[&str]); 13] = [
 
 /// What is known of a kernel's machine code.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub struct LedgerRow {
     /// The digest of its CUDA text.
     pub text: String,
     /// The figures, in the order of [`columns`].
@@ -63,9 +63,9 @@ pub fn columns() -> Vec<String> {
         .collect()
 }
 
-impl Row {
+impl LedgerRow {
     /// The row of a compiled kernel.
-    pub fn new(kernel: &Kernel, source: &Source, compiled: &Compiled) -> Self {
+    pub fn new(kernel: &Kernel, source: &KernelSource, compiled: &Compiled) -> Self {
         let Compiled { usage, code, .. } = compiled;
         let local = usage.stack + usage.spills;
         let counted = COUNTED
@@ -119,7 +119,7 @@ pub struct Ledger {
     /// What its rows were made with.
     pub versions: Versions,
     /// The rows, by the kernel's name.
-    pub rows: BTreeMap<String, Row>,
+    pub rows: BTreeMap<String, LedgerRow>,
 }
 
 /// Why a ledger cannot be used.
@@ -196,7 +196,7 @@ impl Ledger {
             }
             ledger.rows.insert(
                 name.into(),
-                Row {
+                LedgerRow {
                     text: text.into(),
                     figures,
                 },
@@ -234,7 +234,7 @@ impl Ledger {
         let _ = writeln!(text, "name\ttext\t{}", columns().join("\t"));
         for (
             name,
-            Row {
+            LedgerRow {
                 text: digest,
                 figures,
             },
@@ -269,7 +269,7 @@ impl Ledger {
 
     /// Returns the row of a kernel that has this text, if it need not be found again: it was made
     /// with the same compiler, and obeyed the same rules.
-    pub fn knows(&self, text: &str, versions: &Versions) -> Option<&Row> {
+    pub fn knows(&self, text: &str, versions: &Versions) -> Option<&LedgerRow> {
         let is_current = self.versions.rules == versions.rules && self.is_of_compiler(versions);
         is_current.then(|| self.rows.values().find(|row| row.text == text))?
     }

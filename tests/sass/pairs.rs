@@ -23,7 +23,7 @@ fn values(config: &Config) -> [usize; FACTORS] {
         usize::from(config.zero_points),
         usize::from(config.bf16),
         usize::from(config.is_gated()),
-        config.bits.count(),
+        config.value.bits(),
         config.tile.cluster,
     ]
 }

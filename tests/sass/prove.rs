@@ -2,12 +2,12 @@
 
 use crate::check::{Outcome, check};
 use crate::kernel::Kernel;
-use crate::ledger::{Ledger, Row, Versions};
+use crate::ledger::{Ledger, LedgerRow, Versions};
 use crate::report::Report;
 use crate::toolchain::Toolchain;
 use crate::{CARDS, Card, Coverage, kernel, sources};
 use libtest_mimic::{Completion, Failed, Trial};
-use marlin_kernels::inspect::Source;
+use marlin_kernels::inspect::KernelSource;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -59,7 +59,7 @@ pub struct Proof {
     versions: Versions,
     ledgers: BTreeMap<&'static str, Ledger>,
     /// The rows that were found in this run, by card and name.
-    found: Mutex<BTreeMap<(&'static str, String), Row>>,
+    found: Mutex<BTreeMap<(&'static str, String), LedgerRow>>,
     /// The printed report.
     pub report: Report,
 }
@@ -113,7 +113,7 @@ impl Proof {
             let of_card = found
                 .iter()
                 .filter(|((arch, name), _)| *arch == card.arch && names.contains(name));
-            let rows: BTreeMap<String, Row> = of_card
+            let rows: BTreeMap<String, LedgerRow> = of_card
                 .map(|((_, name), row)| (name.clone(), row.clone()))
                 .collect();
             let missing = names
@@ -136,7 +136,7 @@ impl Proof {
         Ok(())
     }
 
-    fn record(&self, card: Card, name: &str, row: &Row) {
+    fn record(&self, card: Card, name: &str, row: &LedgerRow) {
         self.found
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -174,7 +174,7 @@ impl Proof {
     }
 
     /// Compiles kernels and compares them with the ledger; returns what is wrong, in words.
-    fn compile(&self, card: Card, sources: Vec<(&Kernel, Source)>) -> Vec<String> {
+    fn compile(&self, card: Card, sources: Vec<(&Kernel, KernelSource)>) -> Vec<String> {
         let Some(toolchain) = &self.toolchain else {
             return sources
                 .iter()
@@ -206,7 +206,10 @@ impl Proof {
     }
 
     /// Makes the texts of kernels; returns those, and what CubeCL refuses, in words.
-    fn texts<'a>(&self, kernels: &'a [Arc<Kernel>]) -> (Vec<(&'a Kernel, Source)>, Vec<String>) {
+    fn texts<'a>(
+        &self,
+        kernels: &'a [Arc<Kernel>],
+    ) -> (Vec<(&'a Kernel, KernelSource)>, Vec<String>) {
         let (clock, mut sources, mut wrong) = (Instant::now(), Vec::new(), Vec::new());
         for kernel in kernels {
             match kernel::source(kernel) {
@@ -220,7 +223,7 @@ impl Proof {
 
     /// Compares what was found of a kernel with its row; returns what differs. Nothing does where
     /// the ledger is about to be written.
-    fn compare(&self, kernel: &Kernel, found: &Row) -> Option<String> {
+    fn compare(&self, kernel: &Kernel, found: &LedgerRow) -> Option<String> {
         self.record(kernel.card, &kernel.name, found);
         match self.ledger(kernel.card).rows.get(&kernel.name) {
             _ if self.mode == Mode::Bless => None,

@@ -1,7 +1,7 @@
 //! The printed report: one line for each kernel that was compiled, and a summary.
 
 use crate::kernel::Kernel;
-use crate::ledger::{Row, columns};
+use crate::ledger::{LedgerRow, columns};
 use crate::{CARDS, ledger};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -24,7 +24,7 @@ struct State {
 
 impl Report {
     /// Adds a kernel that was compiled.
-    pub fn add(&self, kernel: &Kernel, row: &Row, broken: &[String]) {
+    pub fn add(&self, kernel: &Kernel, row: &LedgerRow, broken: &[String]) {
         let figures: Vec<String> = columns()
             .iter()
             .zip(&row.figures)

@@ -2,7 +2,7 @@
 
 use crate::listing::{Code, Usage};
 use crate::toolchain::Compiled;
-use marlin_format::{Bits, GroupSize};
+use marlin_format::{GroupSize, WeightValue};
 use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::{Config, Product};
 
@@ -72,10 +72,12 @@ impl Counts {
             },
             waits: code.count("WARPGROUP", &["DEPBAR"]),
             logic: code.count("LOP3", &[]),
-            pairs: match config.bits {
-                Bits::Eight => code.count("PRMT", &[]) / if config.bf16 { 2 } else { 1 },
-                Bits::Four if config.multiplies_stored() && !config.bf16 => code.count_mask(),
-                Bits::Four => code.count_mask_or(magic),
+            pairs: match config.value {
+                WeightValue::Int8 => code.count("PRMT", &[]) / if config.bf16 { 2 } else { 1 },
+                WeightValue::Int4 if config.multiplies_subnormals() && !config.bf16 => {
+                    code.count_mask()
+                }
+                WeightValue::Int4 => code.count_mask_or(magic),
             },
         }
     }
@@ -176,9 +178,9 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     // A product takes 16 of a warp's columns by 16 stored rows of K, mma.sync by 8 rows of
     // activations and wgmma by all of them. The loop over steps is not unrolled.
     let rows = if tile.is_wgmma() { tile.rows() } else { 8 };
-    let (stored, bits) = (tile.sparsity().stored_rows(depth), config.bits.count());
+    let (stored, bits) = (tile.sparsity().stored_rows(depth), config.value.bits());
     // One more for all 64 columns if the activations themselves are summed.
-    let products = (columns / 16 + usize::from(config.multiplies_stored()))
+    let products = (columns / 16 + usize::from(config.multiplies_subnormals()))
         * (stored / 16)
         * (tile.rows() / rows);
     rule(
@@ -199,7 +201,7 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     );
     // One wait for each 16 stored rows of K, one for each group with a separate sum, and one at the
     // end: ptxas has inserted any others between products.
-    let groups = if config.multiplies_stored() {
+    let groups = if config.multiplies_subnormals() {
         config.groups_in_chunk()
     } else {
         0

@@ -95,7 +95,7 @@ fn every_file() -> Result<(), String> {
         (Routine::MmaSync, "matmul/mma_sync"),
         (Routine::Wgmma, "matmul/wgmma"),
         (Routine::Gemv, "matmul/gemv"),
-        (Routine::Head, "matmul/head"),
+        (Routine::Head, "matmul/lm_head"),
     ] {
         let reached = routine
             .sources(sources)
@@ -158,10 +158,10 @@ fn missed_before() -> Result<(), String> {
     let expected = [
         (Routine::Wgmma, "tile/cluster.rs"),
         (Routine::Wgmma, "ptx/cluster.rs"),
-        (Routine::Wgmma, "ptx/overlap.rs"),
-        (Routine::Gemv, "ptx/overlap.rs"),
+        (Routine::Wgmma, "ptx/griddepcontrol.rs"),
+        (Routine::Gemv, "ptx/griddepcontrol.rs"),
         (Routine::Head, "planes.rs"),
-        (Routine::Head, "overlap/mod.rs"),
+        (Routine::Head, "pdl/mod.rs"),
     ];
     for (routine, file) in expected {
         let reached = routine

@@ -2,7 +2,7 @@
 
 use crate::{Card, records};
 use libtest_mimic::{Failed, Trial};
-use marlin_format::{Bits, GroupSize, Sparsity};
+use marlin_format::{GroupSize, Sparsity, WeightValue};
 use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::{Config, Tile, configs};
 use serde_json::Value;
@@ -31,7 +31,7 @@ pub fn format(config: &Config) -> String {
     let dtype = if config.bf16 { "bf16" } else { "f16" };
     let zeros = if config.zero_points { " zeros" } else { "" };
     let epilogue = if config.is_gated() { " swiglu" } else { "" };
-    format!("{} {} {dtype}{zeros}{epilogue}", config.bits, config.group)
+    format!("{} {} {dtype}{zeros}{epilogue}", config.value, config.group)
 }
 
 /// The name of a tile, whatever its stages and its clusters.
@@ -87,7 +87,7 @@ pub fn recorded(card: Card) -> Result<Vec<Config>, String> {
 /// Returns true if a row of a record is of a configuration.
 fn is_of(row: &Value, config: &Config) -> bool {
     !config.is_gated()
-        && row["bits"] == config.bits.count()
+        && row["bits"] == config.value.bits()
         && row["group"] == config.group.as_i64()
         && row["zero_points"] == config.zero_points
         && row["dtype"] == config.dtype().name()
@@ -102,7 +102,7 @@ pub fn every_format(card: Card) -> Trial {
         move || {
             let limit = shared_limit(card.capability);
             let configs = configs(card.capability, limit);
-            let values = Bits::ALL
+            let values = WeightValue::ALL
                 .into_iter()
                 .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
             for (bits, sparsity, group) in values
@@ -115,7 +115,7 @@ pub fn every_format(card: Card) -> Trial {
                         let Config {
                             tile,
                             group: of,
-                            bits: width,
+                            value: width,
                             zero_points: zeros,
                             bf16: dtype,
                             ..

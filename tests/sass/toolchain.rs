@@ -2,7 +2,7 @@
 
 use crate::listing::{self, Code, ListingError, Usage};
 use crate::nvrtc::{Nvrtc, NvrtcError};
-use marlin_kernels::inspect::Source;
+use marlin_kernels::inspect::KernelSource;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -127,7 +127,7 @@ impl Toolchain {
     /// compiled by itself, so that the error is that of the kernel which has it.
     pub fn compile(
         &self,
-        sources: &[&Source],
+        sources: &[&KernelSource],
         arch: &str,
     ) -> Vec<Result<Compiled, ToolchainError>> {
         match self.compile_together(sources, arch) {
@@ -142,7 +142,7 @@ impl Toolchain {
 
     fn compile_together(
         &self,
-        sources: &[&Source],
+        sources: &[&KernelSource],
         arch: &str,
     ) -> Result<Vec<Compiled>, ToolchainError> {
         if sources.is_empty() {

@@ -97,17 +97,17 @@ impl Operands {
             ActivationDtype::F16 => f16::from_f32(value).to_f32(),
             ActivationDtype::BF16 => bf16::from_f32(value).to_f32(),
         };
-        let groups = spec.group.count(k);
-        let max = spec.bits.max();
+        let groups = spec.scales.group.count(k);
+        let max = spec.value.max();
         let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
-        let layout = PlainLayout::new(sparsity.stored_rows(k), n, spec.bits);
-        let words = layout.pack_with(|row, column| q[row * n + column]);
+        let layout = PlainLayout::new(sparsity.stored_rows(k), n, spec.value);
+        let qweight = layout.pack_with(|row, column| q[row * n + column]);
         let metadata = (sparsity == Sparsity::TwoFour).then(|| random_metadata(&mut rng, k, n));
         let scales: Vec<f32> = (0..groups * n)
             .map(|_| rng.random_range(0.002..0.02))
             .collect();
         let zero_points = spec
-            .zero_points
+            .has_zero_points()
             .then(|| (0..groups * n).map(|_| rng.random_range(0..=max)).collect());
         let row_permutation = permuted.then(|| {
             let mut rows: Vec<u32> = (0..k as u32).collect();
@@ -116,12 +116,12 @@ impl Operands {
             }
             rows
         });
-        let scales = Scales::from_f32(&scales, spec.scale_dtype);
+        let scales = Scales::from_f32(&scales, spec.scales.dtype);
         let parts = PlainParts {
             k,
             n,
             spec,
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
@@ -178,7 +178,7 @@ impl Operands {
 /// The bytes of a weight's tensors in the plain layout, as a device holds them.
 pub fn plain_bytes(weight: &PlainWeight) -> WeightTensors<Vec<u8>> {
     WeightTensors {
-        words: little_endian(weight.words()),
+        qweight: little_endian(weight.qweight()),
         metadata: weight.metadata().map(little_endian),
         scales: weight.scales().as_bytes().to_vec(),
         zero_points: weight.zero_point_words().map(|words| little_endian(&words)),
@@ -196,7 +196,7 @@ fn tile_bytes(weight: &PlainWeight) -> Result<WeightTensors<Vec<u8>>, FormatErro
         .zero_points()
         .map(|zeros| descriptor.tile_zeros().pack(zeros));
     Ok(WeightTensors {
-        words: little_endian(&descriptor.tiles().pack(weight)?),
+        qweight: little_endian(&descriptor.tiles().pack(weight)?),
         metadata: metadata.transpose()?.map(|words| little_endian(&words)),
         scales: descriptor
             .tile_scales()
@@ -243,7 +243,7 @@ fn random_metadata(rng: &mut StdRng, k: usize, n: usize) -> Vec<u32> {
 /// code under test.
 fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f64>, Vec<f64>) {
     let (k, n) = (weight.k(), weight.n());
-    let rows = weight.spec().group.rows(k);
+    let rows = weight.spec().scales.group.rows(k);
     let mut dense = vec![0.0f64; k * n];
     for stored in 0..weight.sparsity().stored_rows(k) {
         for column in 0..n {
@@ -254,7 +254,7 @@ fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f6
             let group = (row / rows) * n + column;
             let zero = weight
                 .zero_points()
-                .map_or(weight.spec().bits.midpoint(), |zeros| zeros[group]);
+                .map_or(weight.spec().value.midpoint(), |zeros| zeros[group]);
             let q = f64::from(weight.q(stored, column)) - f64::from(zero);
             dense[natural * n + column] = q * f64::from(weight.scales().get(group));
         }

@@ -13,7 +13,9 @@ mod tests {
     use super::*;
     use crate::cases;
     use marlin_format::WeightLayout;
-    use marlin_kernels::{ActivationDtype, Card, QuantProblem, Runtime, Target, held_on, plan};
+    use marlin_kernels::{
+        ActivationDtype, Card, QuantProblem, Runtime, Target, device_layout, plan,
+    };
     use std::collections::BTreeSet;
 
     /// What the device tests claim of a card's plans, of cards of every capability, since no check
@@ -41,7 +43,7 @@ mod tests {
                 } else {
                     case.problem()
                 };
-                let weight = held_on(&problem, &target);
+                let weight = device_layout(&problem, &target);
                 let plan = plan(QuantProblem { weight, ..problem }, &target);
                 assert_eq!(
                     runs_on_tensor_cores(&plan),

@@ -1,19 +1,15 @@
-//! Helpers of the device tests: the list of problems and what they run on, random operands and
-//! their seed, the f64 reference, the relative error, the repository's files.
+//! Helpers of the device tests: the list of problems and the devices they run on, random operands
+//! with their f64 reference, and the tolerance of each dtype.
 
 mod data;
 mod error;
-mod files;
 mod kernels;
 mod problems;
-mod seed;
 
 pub use data::{Case, Operands, plain_bytes};
-pub use error::{relative_error, tolerance};
-pub use files::repository_file;
+pub use error::tolerance;
 pub use kernels::runs_on_tensor_cores;
 pub use problems::{ROWS, cases, shapes};
-pub use seed::seed;
 
 /// The book's Rust blocks, compiled and run as doc tests.
 #[cfg(doctest)]

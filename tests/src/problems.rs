@@ -1,5 +1,5 @@
 use crate::Case;
-use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightValue};
 use marlin_kernels::ActivationDtype;
 
 /// Rows of activations around the edges of every tile.
@@ -35,12 +35,9 @@ pub fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut rows = ROWS.iter().copied().filter(|&m| m <= 129).cycle();
-    let bits_and_groups = Bits::ALL.into_iter().flat_map(|bits| {
-        GroupSize::ALL.map(|group| QuantSpec {
-            bits,
-            ..QuantSpec::int4(group)
-        })
-    });
+    let bits_and_groups = WeightValue::ALL
+        .into_iter()
+        .flat_map(|bits| GroupSize::ALL.map(|group| QuantSpec::new(bits, group)));
     for symmetric in bits_and_groups {
         for spec in [symmetric, symmetric.with_zero_points()] {
             for (activations, scales) in [
@@ -49,7 +46,7 @@ pub fn cases() -> Vec<Case> {
                 (ActivationDtype::BF16, ScaleDtype::BF16),
             ] {
                 let spec = spec.with_scale_dtype(scales);
-                for [k, n] in shapes(spec.group) {
+                for [k, n] in shapes(spec.scales.group) {
                     for (permuted, sparsity) in [
                         (false, Sparsity::Dense),
                         (true, Sparsity::Dense),

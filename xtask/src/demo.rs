@@ -8,11 +8,11 @@ use std::process::Command;
 
 const PROMPT: &str = "impl<T> Iterator for";
 
-/// Quantises the shipped models, the dense one and the 2:4 one, to W4A16, compares both with f16,
-/// lists the kernels, and generates text.
+/// Quantises the two shipped models, the dense one and the 2:4 one, to W4A16. Compares the
+/// perplexities with that of the dense f16 model, lists the kernels, and generates text.
 pub fn run_all() -> Result<(), Error> {
     llvm::set_up()?;
-    // With the features of the workspace, so that the tests need not build anything again.
+    // The build has the features of the workspace, so that the tests do not build anything again.
     run(&mut cargo(["build", "--workspace", "--bin", "burn-marlin"]))?;
     let example = root().join("examples/train-tiny-llama");
     let [float, float_24] = ["model", "model-24"].map(|model| example.join(model));

@@ -1,8 +1,8 @@
 //! Packs the device tests, the benches and the program for a machine with a GPU and no Rust
-//! toolchain, and keeps the results of the tests there.
+//! toolchain, and records the results of the tests on that machine.
 //!
-//! The pack is built without optimisation, like the tests here: kernels are compiled on the other
-//! machine, and the speed of replayed graphs does not depend on the host's code.
+//! The pack is built without optimisation, like the tests on this machine. Kernels are compiled on
+//! the other machine, and the speed of replayed graphs does not depend on the host's code.
 
 mod record;
 
@@ -15,8 +15,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The files that the tests read, by their paths in the repository. The 2:4 model would be another
-/// 7 MiB packed, and no test reads it.
+/// The files that the tests read, by their paths in the repository. The 2:4 model is left out,
+/// because no test reads it; packed, it would take 7 MiB.
 const FILES: [&str; 3] = [
     "tests/golden",
     "examples/train-tiny-llama/model",
@@ -25,20 +25,20 @@ const FILES: [&str; 3] = [
 /// The maximum size of the archive in MiB.
 const MAX_MIB: f64 = 60.0;
 const MIB: f64 = 1048576.0;
-/// Options of xz: with the filter for x86 code and a dictionary of a fifth of the binary, the
+/// The options of xz. With the filter for x86 code and a dictionary of a fifth of the binary, the
 /// archive is 3 % smaller.
 const XZ: &str = "--threads=0 --x86 --lzma2=preset=6,dict=64MiB";
-/// The folder for autotuning results in CubeCL's configuration, which parallel processes share;
-/// `run.sh` empties it.
+/// The part of CubeCL's configuration that names the folder for autotuning results. Parallel
+/// processes share the folder, and `run.sh` empties it.
 const ENVIRONMENT: &str = "\n[environment]\npath = { directory = \"cache\" }\n";
 /// The name of the binary in the pack.
 const BINARY: &str = "device";
 /// The programs that the binary also contains: its first argument selects one of them.
 const PROGRAMS: [&str; 2] = ["burn-marlin", "burn-marlin-bench"];
 
-/// Builds one binary of the device tests, the benches and the program, without CubeCL's CPU
-/// runtime, and puts it into the folder `out` with all that it needs, and the folder into
-/// `out`.tar.xz.
+/// Builds one binary with the device tests, the benches and the program, without CubeCL's CPU
+/// runtime. Writes the binary and all files that it needs to the folder `out`, and packs the folder
+/// into `out`.tar.xz.
 ///
 /// On the other machine, `run.sh` in the folder runs the tests, `run.sh --help` lists its options,
 /// and `burn-marlin` and `burn-marlin-bench` are the programs.
@@ -55,7 +55,7 @@ pub fn pack(out: &Path) -> Result<(), Error> {
         "--no-run",
     ])?;
     if out.exists() {
-        // Only a folder that this command has made may be removed.
+        // Only a folder that this command has created may be removed.
         if !out.join("run.sh").exists() {
             return Err(Error::Needs(format!(
                 "{}: exists, and is no folder that pack-gpu has made; name another",

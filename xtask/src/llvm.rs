@@ -60,8 +60,8 @@ pub fn set_up() -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the folder where the locked version of the bundler expects its bundle; `None` on systems
-/// without a replacement.
+/// Returns the folder where the locked version of the bundler expects its bundle; `None` if the
+/// system has no replacement for the bundle, or the lock file has no bundler.
 fn bundle_folder() -> Result<Option<PathBuf>, Error> {
     if !cfg!(target_os = "linux") {
         return Ok(None);

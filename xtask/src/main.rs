@@ -61,7 +61,7 @@ enum Command {
     /// Build device tests, benches and program for a machine with a GPU and no Rust toolchain, as a
     /// folder and as an archive of it; `run.sh` in the folder runs the tests.
     PackGpu {
-        /// The folder; the archive is beside it, with `.tar.xz` after its name.
+        /// The output folder; the archive is beside it, with `.tar.xz` after its name.
         out: PathBuf,
     },
     /// Record a complete run of the device tests on a card as the last run of its kind of device.

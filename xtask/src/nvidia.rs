@@ -1,7 +1,8 @@
-//! Installs NVIDIA's compiler without CUDA: the wheels that NVIDIA publishes for Python, in a
-//! virtual environment in the build folder.
+//! Installs NVIDIA's compiler without the CUDA toolkit: the wheels that NVIDIA publishes for
+//! Python, in a virtual environment in the build folder.
 //!
-//! `tests/sass` compiles the kernels with it for every card; that needs no GPU and no driver.
+//! `tests/sass` compiles the kernels with this compiler for every card, which needs no GPU and no
+//! driver.
 
 use crate::llvm;
 use crate::process::{Error, cargo, install_packages, run, step, target};
@@ -11,8 +12,9 @@ use std::process::{Command, Stdio};
 
 /// The environment variable with the compiler's folder, which `tests/sass` reads.
 pub const VARIABLE: &str = "BURN_MARLIN_NVIDIA";
-/// The wheels of NVRTC, ptxas (in `nvcc`), nvdisasm, and the headers that CubeCL's text includes.
-/// They and their dependencies are pinned, because the number of registers depends on the version.
+/// The wheels of NVRTC, ptxas (in `nvcc`), nvdisasm, and the headers that CubeCL's CUDA source
+/// includes. The wheels and their dependencies are pinned, because the number of registers depends
+/// on the version.
 const WHEELS: [&str; 7] = [
     "nvidia-cuda-nvrtc==13.5.37",
     "nvidia-cuda-nvcc==13.5.37",
@@ -110,8 +112,8 @@ pub fn set_up() -> Result<Option<PathBuf>, Error> {
     Ok(Some(folder))
 }
 
-/// Returns true if `python3` can make virtual environments; Debian's lacks `ensurepip` without the
-/// package `python3-venv`.
+/// Returns true if `python3` can create virtual environments. Debian's Python lacks `ensurepip`
+/// without the package `python3-venv`.
 fn has_venv() -> bool {
     let probe = Command::new("python3")
         .args(["-c", "import ensurepip, venv"])

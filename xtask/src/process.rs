@@ -26,7 +26,7 @@ pub enum Error {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// A step that the user must do first.
+    /// A condition that the user must resolve first.
     #[error("{0}")]
     Needs(String),
 }
@@ -140,7 +140,7 @@ pub fn step<T>(name: &str, body: impl FnOnce() -> Result<T, Error>) -> Result<T,
 }
 
 /// Installs Debian packages, as root or with a `sudo` that needs no password. `why` is a sentence
-/// on their purpose, without the full stop.
+/// that states the purpose of the packages, without its full stop.
 pub fn install_packages(packages: &[&str], why: &str) -> Result<(), Error> {
     let names = packages.join(" ");
     if !Path::new("/usr/bin/apt-get").exists() {

@@ -1,6 +1,6 @@
-//! Builds all tests and runs their binaries, as many at once as there are cores.
+//! Builds all tests and runs their binaries. As many binaries run at a time as there are cores.
 //!
-//! Cargo runs one binary after the other, and the device tests have one thread most of the time,
+//! Cargo runs one binary after the other, and the device tests use one thread most of the time,
 //! because they share a device. The device tests on the CPU runtime therefore run as two processes.
 
 use crate::process::{Error, build_messages, show, target};
@@ -15,11 +15,11 @@ use std::time::Instant;
 /// The name of the binary of the device tests, which runs once for each device.
 const DEVICE: &str = "device";
 /// The devices that every machine has, the slower one first, and the number of processes that run
-/// their tests: a process runs one test after the other.
+/// the tests of each device. A process runs one test after the other.
 const DEVICES: [(&str, usize); 2] = [("cpu", 2), ("flex", 1)];
-/// The binary that compiles kernels: the longest-running one after the device tests.
+/// The name of the binary that compiles kernels, which runs longest after the device tests.
 const PROOF: &str = "sass";
-/// Binaries that run alone after all others, because their tests measure times.
+/// The names of the binaries that run alone after all others, because their tests measure times.
 const ALONE: [&str; 1] = ["hostile"];
 
 /// A test binary.
@@ -38,11 +38,11 @@ struct Job {
     command: Command,
 }
 
-/// Builds the tests of the workspace and runs them. The proof runs with the environment variable
-/// `variable`.
+/// Builds the tests of the workspace and runs them. `variable` is the name and the value of an
+/// environment variable of the binary `sass`.
 ///
 /// # Errors
-/// A test fails; the output of its binary has been printed.
+/// Returns an error if a test fails; the output of its binary has then been printed.
 pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
     let messages = build_messages(&["test", "--workspace", "--all-targets", "--no-run"])?;
     let binaries: Vec<Binary> = messages.lines().filter_map(binary).collect();
@@ -88,7 +88,8 @@ pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
     }
 }
 
-/// Returns the test binary that a message of cargo names, if it names one.
+/// Returns the test binary that a message of cargo names; `None` if the message names no test
+/// binary.
 fn binary(message: &str) -> Option<Binary> {
     let message: Value = serde_json::from_str(message).ok()?;
     let path = PathBuf::from(message["executable"].as_str()?);

@@ -14,8 +14,7 @@ pub fn run_all() -> Result<(), Error> {
     step("docs", || {
         run(cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
     })?;
-    // Without the compiler's folder, the tests of the machine code are skipped, and print a
-    // message.
+    // Without the compiler's folder, the tests of the machine code are skipped with a message.
     step("tests", || {
         runner::run_tests(compiler.as_deref().map(|folder| (nvidia::VARIABLE, folder)))
     })?;
@@ -35,7 +34,7 @@ pub fn run_slow() -> Result<(), Error> {
     let without_runtime = [
         "clippy",
         "--package",
-        "marlin-llama",
+        "marlin-lm",
         "--no-default-features",
         "--features",
         "flex",

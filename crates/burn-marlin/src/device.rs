@@ -13,25 +13,30 @@ use marlin_kernels::Target;
 /// A backend that is neither CubeCL nor Flex has no implementation of the op; it is described as
 /// Flex, whose host kernels are the closest.
 pub fn target(device: &Device) -> Target {
-    client(device).map_or(Target::FLEX, |client| Target::of(&client))
+    client_of(device).map_or(Target::FLEX, |client| Target::of(&client))
 }
 
-/// The client of a CubeCL device.
+/// Returns the client of a CubeCL device without autodiff; `None` for other devices.
 #[allow(
     unreachable_patterns,
     reason = "without Flex there are CubeCL devices alone"
 )]
-fn client(device: &Device) -> Option<Client> {
-    match device.clone().without_autodiff().as_dispatch() {
+pub fn client(device: &Device) -> Option<Client> {
+    match device.as_dispatch() {
         #[cfg(feature = "cubecl-runtime")]
         DispatchDevice::Cube(cube) => Some(cube.client()),
         _ => None,
     }
 }
 
+/// Returns the client of a CubeCL device, with autodiff or without.
+fn client_of(device: &Device) -> Option<Client> {
+    client(&device.clone().without_autodiff())
+}
+
 /// The name that a device reports.
 pub fn device_name(device: &Device) -> String {
-    client(device).map_or_else(
+    client_of(device).map_or_else(
         || "Flex (CPU)".into(),
         |client| client.properties().identity.name.clone(),
     )
@@ -40,7 +45,7 @@ pub fn device_name(device: &Device) -> String {
 /// Returns the bytes that a device can still hold, or `None` if it does not report them. For a
 /// backend that runs on the host, they are the available memory of the machine.
 pub fn free_memory(device: &Device) -> Option<usize> {
-    let Some(client) = client(device) else {
+    let Some(client) = client_of(device) else {
         return available_memory();
     };
     let total = client.properties().memory.max_memory()?;
@@ -56,8 +61,8 @@ pub fn free_memory(device: &Device) -> Option<usize> {
 /// Other tensors of a CubeCL device share pages, and a page is as large as the largest tensor that
 /// the pages have ever held: a tensor that is much larger than the others leaves most of a page
 /// empty, and so do all later tensors.
-pub fn apart<T: Send>(device: &Device, make: impl FnOnce() -> T + Send) -> T {
-    let Some(client) = client(device) else {
+pub fn with_dedicated_memory<T: Send>(device: &Device, make: impl FnOnce() -> T + Send) -> T {
+    let Some(client) = client_of(device) else {
         return make();
     };
     // Burn's fusion allocates when operations run. An error of an operation is reported when its

@@ -1,4 +1,4 @@
-use crate::convert::LeftReason;
+use crate::convert::SkipReason;
 use burn::tensor::DType;
 use marlin_format::{FormatError, QuantSpec};
 use std::fmt;
@@ -71,7 +71,7 @@ pub enum Error {
     /// A tensor of the quantised weight could not be read back.
     #[error("{tensor} of a quantised weight cannot be read from the device: {reason}")]
     Read {
-        /// The tensor: words, scales, zero points or row permutation.
+        /// The tensor: qweight, scales, zero points or row permutation.
         tensor: &'static str,
         /// The error of the device.
         reason: String,
@@ -80,7 +80,7 @@ pub enum Error {
     /// the weight was loaded.
     #[error("{tensor} of a quantised weight has dtype {found:?}; expected {expected}")]
     Dtype {
-        /// The tensor: words, scales, zero points or row permutation.
+        /// The tensor: qweight, scales, zero points or row permutation.
         tensor: &'static str,
         /// The dtypes that are accepted.
         expected: &'static str,
@@ -96,10 +96,10 @@ pub enum Error {
         source: Box<regex::Error>,
     },
     /// A strict conversion would have skipped layers, or has patterns that match nothing.
-    #[error("a strict conversion {}: exclude these layers, or mend the patterns", list_strict(.left, .unmatched))]
+    #[error("a strict conversion {}: exclude these layers, or mend the patterns", list_strict(.skipped, .unmatched))]
     Strict {
         /// Path of each layer that would have been skipped, and the reason.
-        left: Vec<(String, LeftReason)>,
+        skipped: Vec<(String, SkipReason)>,
         /// Patterns that match no linear layer.
         unmatched: Vec<String>,
     },
@@ -112,6 +112,14 @@ pub enum Error {
         found: QuantSpec,
         /// The spec asked for.
         asked: QuantSpec,
+    },
+    /// A scheme of Burn's that no spec describes.
+    #[error("the quantisation scheme has {found}; weights here have {expected}")]
+    Scheme {
+        /// The part of the scheme.
+        found: String,
+        /// What is supported in its place.
+        expected: &'static str,
     },
     /// The fusion provider was installed too late.
     #[error(
@@ -136,10 +144,10 @@ impl Error {
     }
 }
 
-fn list_strict(left: &[(String, LeftReason)], unmatched: &[String]) -> String {
+fn list_strict(skipped: &[(String, SkipReason)], unmatched: &[String]) -> String {
     let mut parts = Vec::new();
-    if !left.is_empty() {
-        let layers: Vec<String> = left
+    if !skipped.is_empty() {
+        let layers: Vec<String> = skipped
             .iter()
             .map(|(path, reason)| format!("{path} ({reason})"))
             .collect();

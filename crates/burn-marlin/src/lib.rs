@@ -1,9 +1,9 @@
 //! 4-bit and 8-bit weights for Burn: W4A16 and W8A16 linear layers.
 //!
-//! - [`W4A16`] turns an existing, unmodified Burn model into a W4A16 (or W8A16) model with one
-//!   call, and reports the outcome for every layer.
-//! - [`W4A16::load`] loads a published checkpoint (GPTQ, AWQ, compressed-tensors, Marlin) into such
-//!   a model; [`W4A16::export`] writes one.
+//! - [`WeightQuantizer`] turns an existing, unmodified Burn model into a W4A16 (or W8A16) model
+//!   with one call, and reports the outcome for every layer.
+//! - [`WeightQuantizer::load`] loads a published checkpoint (GPTQ, AWQ, compressed-tensors, Marlin)
+//!   into such a model; [`WeightQuantizer::export`] writes one.
 //! - [`QuantLinear`] is the layer for models that are written with it; [`QuantizedWeight`] is the
 //!   quantised tensor type under both kinds of model.
 //! - [`install`] registers the fusion provider, once at the start of the program, so that
@@ -15,11 +15,11 @@
 //! ```
 //! use burn::nn::LinearConfig;
 //! use burn::tensor::{Device, Distribution, Tensor};
-//! use burn_marlin::{GroupSize, QuantSpec, W4A16};
+//! use burn_marlin::{GroupSize, QuantSpec, WeightQuantizer};
 //!
 //! let device = Device::flex();
 //! let model = LinearConfig::new(256, 64).init(&device); // any Burn module
-//! let (model, report) = W4A16::new(QuantSpec::int4(GroupSize::G128)).quantize(model)?;
+//! let (model, report) = WeightQuantizer::new(QuantSpec::int4(GroupSize::G128)).quantize(model)?;
 //! println!("{report}");
 //! let y = model.forward(Tensor::<2>::random([1, 256], Distribution::Default, &device));
 //! assert_eq!(y.dims(), [1, 64]);
@@ -34,13 +34,15 @@ mod error;
 pub mod fusion;
 pub mod host;
 mod linear;
+mod scheme;
 mod weight;
 
-pub use convert::{Report, W4A16};
+pub use convert::{Report, WeightQuantizer};
 pub use error::Error;
 pub use fusion::install;
-pub use linear::QuantLinear;
+pub use linear::{QuantLinear, QuantLinearConfig};
+pub use scheme::spec_of_scheme;
 pub use weight::QuantizedWeight;
 
-pub use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype};
+pub use marlin_format::{GroupSize, QuantSpec, ScaleDtype, ScaleSpec, WeightValue, ZeroPoint};
 pub use marlin_kernels::ActivationDtype;

@@ -4,16 +4,16 @@ use crate::device::DeviceName;
 use crate::plot::PlotFile;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use marlin_format::{Bits, GroupSize};
-use marlin_llama::{OpenOptions, Override, SampleOptions};
+use marlin_format::{GroupSize, WeightValue};
+use marlin_lm::{OpenOptions, Override, SampleOptions};
 use std::error::Error;
 use std::path::PathBuf;
 
-/// Look into Llama checkpoints, quantise them to 4 or 8 bits, run them.
+/// Inspect Llama checkpoints, quantise them to 4 or 8 bits, and run them.
 ///
-/// Logs go to standard error; `RUST_LOG=debug` shows the kernel of every layer. Compiled kernels
-/// are kept in `burn-marlin` in the user's cache folder; `BURN_MARLIN_CACHE` names another folder,
-/// or is `off`.
+/// Logs go to standard error; set `RUST_LOG=debug` to show the kernel of every layer. Compiled
+/// kernels are kept in `burn-marlin` in the user's cache folder; set `BURN_MARLIN_CACHE` to another
+/// folder, or to `off`.
 #[derive(Debug, Parser)]
 #[command(name = "burn-marlin", version)]
 pub struct Cli {
@@ -23,24 +23,24 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List the contents of a checkpoint: every tensor and quantised layer, its format, size, bits
-    /// per weight and kernel.
+    /// List the tensors and quantised layers of a checkpoint with format, size, bits per weight and
+    /// kernel, and report faults.
     Inspect(InspectArgs),
-    /// Quantise a float checkpoint to 4 or 8 bits, into a new folder that other engines load too
+    /// Quantise a float checkpoint to 4 or 8 bits, to a new folder that other engines can also load
     /// (compressed-tensors or GPTQ).
     Quantize(QuantizeArgs),
-    /// Continue a prompt.
+    /// Generate text that continues a prompt.
     Generate(GenerateArgs),
-    /// Talk to a model, a line at a time, in the turns of its chat template.
+    /// Chat with a model, one line per turn, in the format of its chat template.
     Chat(ChatArgs),
-    /// Measure how well a model predicts a text.
+    /// Measure the perplexity of a model on a text.
     Perplexity(PerplexityArgs),
-    /// Compare models with the one that they were made from: perplexity, divergence and agreement
-    /// of their next tokens.
+    /// Compare quantised models with the original: perplexity, and divergence and agreement of
+    /// next-token predictions.
     Evaluate(EvaluateArgs),
-    /// The logits after a sequence of tokens, as JSON, to compare with another implementation.
+    /// Print the logits after a sequence of tokens as JSON, to compare with another implementation.
     Logits(LogitsArgs),
-    /// List the kernel that runs each layer, and the reason.
+    /// List the kernel that runs each layer, and the reason for the choice.
     Kernels(KernelsArgs),
 }
 
@@ -49,26 +49,26 @@ pub enum Command {
 pub struct ModelArgs {
     /// Hugging Face folder.
     pub dir: PathBuf,
-    /// The device to run on; without it the best device present: cuda, vulkan, flex.
+    /// Device to run on; by default the first present of cuda, vulkan and flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// Dtype of activations; without it the checkpoint's, where the device computes in it.
+    /// Dtype of activations; by default the checkpoint's dtype, if the device supports it.
     #[arg(long)]
     pub dtype: Option<DtypeName>,
     #[arg(long, help = format!("Positions of the cache; without it {}, or the model's own limit if that is less", OpenOptions::DEFAULT_MAX_LEN))]
     pub max_len: Option<usize>,
     /// Round a float output head to 4 or 8 bits, groups of 128; without it the head stays as it is.
-    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(i64).try_map(Bits::try_from))]
-    pub head: Option<Bits>,
+    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(i64).try_map(WeightValue::try_from))]
+    pub head: Option<WeightValue>,
 }
 
 /// The part of a text that models are measured on.
 #[derive(Debug, Args)]
 pub struct WindowArgs {
-    /// Tokens in a window; windows do not overlap.
+    /// Tokens per window; windows do not overlap.
     #[arg(long, default_value_t = 512)]
     pub window: usize,
-    /// Use this many tokens from the beginning of a text.
+    /// Use only this many tokens from the start of each text.
     #[arg(long)]
     pub max_tokens: Option<usize>,
 }
@@ -84,10 +84,10 @@ pub enum DtypeName {
 pub struct InspectArgs {
     /// Hugging Face folder.
     pub dir: PathBuf,
-    /// The device to choose kernels for; without it the best one present: cuda, vulkan, flex.
+    /// Device to choose kernels for; by default the first present of cuda, vulkan and flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// Print a line for every tensor and layer; without it, equal tensors and layers of consecutive
+    /// Print a line for every tensor and layer; by default, equal tensors and layers of consecutive
     /// blocks share a line.
     #[arg(long)]
     pub all: bool,
@@ -103,8 +103,8 @@ pub enum FormatName {
     CompressedTensors,
     /// GPTQ, version 2: the format of GPTQModel.
     Gptq,
-    /// compressed-tensors, marlin-24: stores only the weights that --sparse24 keeps; vLLM and
-    /// compressed-tensors from 0.15 on do not read it.
+    /// compressed-tensors, marlin-24: stores only the weights that --sparse24 keeps; not supported
+    /// by vLLM, nor by compressed-tensors from 0.15 on.
     #[value(name = "marlin-24")]
     Marlin24,
 }
@@ -113,9 +113,9 @@ pub enum FormatName {
 pub enum MethodName {
     /// Round to nearest.
     Rtn,
-    /// Scale inputs over --calibration, then round as --clip does.
+    /// AWQ with --calibration: scale inputs, then round as with --clip.
     Awq,
-    /// GPTQ over --calibration, block after block; with --sparse24 it prunes as SparseGPT does.
+    /// GPTQ with --calibration, block by block; with --sparse24, prune as SparseGPT does.
     Gptq,
     /// GPTQ with --sparse24.
     Sparsegpt,
@@ -125,69 +125,71 @@ pub enum MethodName {
 pub struct QuantizeArgs {
     /// Hugging Face folder with float weights.
     pub dir: PathBuf,
-    /// Folder to write; it must not exist, or be empty.
+    /// Folder to write; must be empty or not exist.
     pub out: PathBuf,
     /// Width of the values: 4 or 8.
-    #[arg(long, default_value = "4", value_parser = clap::value_parser!(i64).try_map(Bits::try_from))]
-    pub bits: Bits,
+    #[arg(long, default_value = "4", value_parser = clap::value_parser!(i64).try_map(WeightValue::try_from))]
+    pub bits: WeightValue,
     /// Rows of K that share a scale: g32, g64, g128 or channel.
     #[arg(long, default_value = "g128")]
     pub group: GroupSize,
-    /// Dtype of the scales: bf16 or f32 for weights that are too large or too small for f16 scales.
+    /// Dtype of the scales; use bf16 or f32 for weights that are too large or too small for f16
+    /// scales.
     #[arg(long, value_enum, default_value = "f16")]
     pub scales: DtypeName,
-    /// Asymmetric: a zero point for each group.
+    /// Quantise asymmetrically, with a zero point for each group.
     #[arg(long)]
     pub zero_points: bool,
-    /// Keep two of every four weights (2:4); rtn keeps those of the largest magnitude.
+    /// Prune to 2:4, which keeps two of every four weights; rtn keeps the largest magnitudes.
     #[arg(long)]
     pub sparse24: bool,
-    /// How values are chosen.
+    /// Quantisation method.
     #[arg(long, value_enum, default_value = "rtn")]
     pub method: MethodName,
-    /// rtn: search the range of each group that leaves the least squared error.
+    /// rtn: search for the range of each group with the least squared error.
     #[arg(long)]
     pub clip: bool,
     /// gptq: scale inputs first, as awq does.
     #[arg(long)]
     pub awq: bool,
-    /// gptq, awq: text to calibrate on; `.jsonl` has a document in `text`, or a conversation in
-    /// `messages`, on each line. May be given several times.
+    /// gptq, awq: text file to calibrate on; each line of a `.jsonl` file has a document in `text`,
+    /// or a conversation in `messages`. May be given several times.
     #[arg(long, value_name = "FILE")]
     pub calibration: Vec<PathBuf>,
-    /// gptq, awq: number of samples of the text.
+    /// gptq, awq: number of calibration samples.
     #[arg(long, default_value_t = SampleOptions::default().samples)]
     pub samples: usize,
     #[arg(long, help = format!("gptq, awq: tokens of the longest sample; without it {}, or the model's own limit if that is less", SampleOptions::default().max_len))]
     pub max_len: Option<usize>,
-    /// gptq, awq: the seed that draws the samples.
+    /// gptq, awq: seed for drawing the samples.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// gptq: round the features with the largest inputs first, across groups; activations are then
-    /// permuted at run time, which only readers of --format gptq support (GPTQModel, not vLLM).
-    /// Without it, groups with large inputs come first, and within a group the largest inputs.
+    /// gptq: act-order, which rounds the features with the largest inputs first, across groups.
+    /// Activations are then permuted at run time, which only readers of --format gptq support
+    /// (GPTQModel, not vLLM). By default, groups with large inputs come first, and within a group
+    /// the largest inputs.
     #[arg(long)]
     pub act_order: bool,
-    /// gptq: the fraction of the mean of a Hessian's diagonal that is added to the diagonal.
+    /// gptq: fraction of the mean of a Hessian's diagonal that is added to the diagonal.
     #[arg(long, default_value_t = 0.01)]
     pub damping: f64,
-    /// gptq, awq: the device to calibrate on; without it the best one present: cuda, vulkan, flex.
+    /// gptq, awq: device to calibrate on; by default the first present of cuda, vulkan and flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// gptq, awq: dtype of activations; without it the checkpoint's, where the device computes in
+    /// gptq, awq: dtype of activations; by default the checkpoint's dtype, if the device supports
     /// it.
     #[arg(long)]
     pub dtype: Option<DtypeName>,
-    /// Form of the files.
+    /// Format of the files.
     #[arg(long, value_enum, default_value = "compressed-tensors")]
     pub format: FormatName,
-    /// Layers to leave as they are: a name, or `re:` and a regular expression; the model must have
-    /// such a layer. May be given several times.
+    /// Layers not to quantise: a name, or `re:` and a regular expression. The model must have such
+    /// a layer. May be given several times.
     #[arg(long)]
     pub exclude: Vec<String>,
-    /// Layers to quantise differently: a pattern as for --exclude, and `bits:8`, `group:g32`, both
-    /// with a comma, or `skip`. May be given several times; the first pattern that matches a layer
-    /// applies.
+    /// Layers to quantise differently: a pattern as for --exclude; then `bits:8`, `group:g32`, both
+    /// with a comma between, or `skip`. May be given several times; the first pattern that matches
+    /// a layer applies.
     #[arg(long = "override", value_name = "PATTERN=SETTINGS", value_parser = override_of)]
     pub overrides: Vec<(String, Override)>,
     /// Print JSON.
@@ -195,7 +197,7 @@ pub struct QuantizeArgs {
     pub json: bool,
 }
 
-/// Parses a pattern and the settings of its layers. Patterns may contain `=`, settings do not.
+/// Parses a pattern and the settings of its layers, separated by the last `=`.
 fn override_of(text: &str) -> Result<(String, Override), Box<dyn Error + Send + Sync>> {
     let (pattern, settings) = text
         .rsplit_once('=')
@@ -207,16 +209,16 @@ fn override_of(text: &str) -> Result<(String, Override), Box<dyn Error + Send + 
 pub struct EvaluateArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Hugging Face folders of the models to compare with the first.
+    /// Hugging Face folder of a model to compare with the first. May be given several times.
     #[arg(long = "with", value_name = "DIR")]
     pub with: Vec<PathBuf>,
-    /// Text file, UTF-8. May be given several times: results are printed for each text, and for all
+    /// Text file, UTF-8. May be given several times; results are printed for each text, and for all
     /// texts together.
     #[arg(long, value_name = "FILE", required = true)]
     pub text: Vec<PathBuf>,
     #[command(flatten)]
     pub windows: WindowArgs,
-    /// Draw perplexity against size: an `.svg` or `.png` file. May be given several times.
+    /// Plot perplexity against size to an `.svg` or `.png` file. May be given several times.
     #[arg(long, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(PlotFile::try_from))]
     pub plot: Vec<PlotFile>,
     /// Print JSON.
@@ -226,24 +228,25 @@ pub struct EvaluateArgs {
 
 #[derive(Debug, Args)]
 pub struct SamplingArgs {
-    /// Tokens to generate at most.
+    /// Largest number of tokens to generate.
     #[arg(long, default_value_t = 128)]
     pub max_new_tokens: usize,
-    /// Sampling temperature; 0 takes the likeliest token. Without it, the model's own
+    /// Sampling temperature; 0 always takes the most likely token. By default, the model's own
     /// generation_config applies.
     #[arg(long)]
     pub temperature: Option<f32>,
-    /// Choose among this many of the likeliest tokens.
+    /// Choose among this many of the most likely tokens.
     #[arg(long)]
     pub top_k: Option<usize>,
-    /// Choose among the likeliest tokens that together have this probability.
+    /// Choose among the most likely tokens that together have this probability.
     #[arg(long)]
     pub top_p: Option<f32>,
-    /// Choose among the tokens that are at least this many times as likely as the likeliest, 0 to
-    /// 1.
+    /// Choose among the tokens with at least this fraction, 0 to 1, of the most likely token's
+    /// probability.
     #[arg(long)]
     pub min_p: Option<f32>,
-    /// Divide the logits of tokens that already occurred; 1 leaves them unchanged.
+    /// Penalty on tokens that already occurred: divides positive logits and multiplies negative
+    /// ones; 1 is no penalty.
     #[arg(long)]
     pub repetition_penalty: Option<f32>,
     /// Seed of the random choices.
@@ -272,7 +275,7 @@ pub struct GenerateArgs {
 pub struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// The system message, given to the model before the conversation.
+    /// System message, given to the model before the conversation.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
     /// File with the system message, UTF-8, of any length.
@@ -309,11 +312,11 @@ pub struct LogitsArgs {
 pub struct KernelsArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Rows of activations to plan for: sequences of a decode step, or tokens of a prompt. May be
-    /// given several times.
+    /// Numbers of activation rows to list kernels for: sequences of a decode step, or tokens of a
+    /// prompt. May be given several times.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 512])]
     pub rows: Vec<usize>,
-    /// Print a line for every layer; without it, equal layers share a line.
+    /// Print a line for every layer; by default, equal layers share a line.
     #[arg(long)]
     pub all: bool,
     /// Print JSON, always with every layer.

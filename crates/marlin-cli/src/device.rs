@@ -1,4 +1,4 @@
-//! Devices by name.
+//! The devices that the command line names.
 
 use crate::error::CliError;
 use crate::kernel_cache;

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     #[error(transparent)]
-    Llama(#[from] marlin_llama::LlamaError),
+    Model(#[from] marlin_lm::ModelError),
     #[error(transparent)]
-    Text(#[from] marlin_llama::TextError),
+    Text(#[from] marlin_lm::TextError),
     #[error(transparent)]
     Marlin(#[from] burn_marlin::Error),
     #[error(transparent)]
@@ -25,7 +25,7 @@ pub enum CliError {
     #[error("{path}", path = path.display())]
     ShortText {
         path: PathBuf,
-        source: Box<marlin_llama::LlamaError>,
+        source: Box<marlin_lm::ModelError>,
     },
     #[error("cannot write {path}", path = path.display())]
     Write {

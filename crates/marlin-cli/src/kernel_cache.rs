@@ -15,9 +15,9 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// The environment variable that names another folder, or is `off`.
+/// The environment variable that names another cache folder, or is `off`.
 const VARIABLE: &str = "BURN_MARLIN_CACHE";
-/// The bytes that must be free for a new environment: a model's kernels are some 10 MB.
+/// The bytes that must be free for a new environment: a model's kernels take about 10 MB.
 const ROOM: usize = 32 << 20;
 /// The time without a new kernel after which an environment, of an earlier driver or version, is
 /// removed. Environments are removed when a new one is created.
@@ -73,7 +73,7 @@ fn configure() {
     IS_EMPTY.store(is_new, Ordering::Relaxed);
 }
 
-/// The folder of the cache, or `None` if the cache is off or the user has no cache folder.
+/// Returns the folder of the cache, or `None` if the cache is off or the user has no cache folder.
 fn folder() -> Option<PathBuf> {
     match std::env::var_os(VARIABLE) {
         Some(value) if value == "off" => None,
@@ -87,7 +87,7 @@ fn folder() -> Option<PathBuf> {
     }
 }
 
-/// The name of the environment for the versions that its kernels depend on.
+/// Returns the name of the environment for the versions that its kernels depend on.
 fn environment(versions: &[String]) -> String {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || ".+-".contains(character);
     let name = format!("{}-{}", env!("CARGO_PKG_VERSION"), versions.join("-"));
@@ -97,9 +97,9 @@ fn environment(versions: &[String]) -> String {
         .collect()
 }
 
-/// Creates the folder and tests that there is room for an environment. If this environment is new,
-/// removes old ones and returns true. CubeCL would panic if it could read the file but not write
-/// it.
+/// Creates the folder and tests that the disk has space for an environment. If this environment is
+/// new, removes old environments and returns true. CubeCL would panic if it could read the file of
+/// an environment but not write it.
 fn prepare(folder: &Path, name: &str) -> io::Result<bool> {
     fs::create_dir_all(folder)?;
     let is_new = !folder.join(format!("{name}.db")).exists();
@@ -119,7 +119,7 @@ fn prepare(folder: &Path, name: &str) -> io::Result<bool> {
                         .duration_since(modified)
                         .is_ok_and(|age| age > OLD)
                 });
-            // Another process may have removed it first.
+            // Another process may have removed the file first.
             if is_old && entry.file_name().to_string_lossy().contains(".db") {
                 fs::remove_file(entry.path()).or_else(|error| {
                     if error.kind() == io::ErrorKind::NotFound {
@@ -134,18 +134,20 @@ fn prepare(folder: &Path, name: &str) -> io::Result<bool> {
     Ok(is_new)
 }
 
-/// The versions of the driver and NVRTC, and the cards (`8xNVIDIA H200`); empty without CUDA.
+/// Returns the versions of the driver and NVRTC, and the cards (`8xNVIDIA H200`); empty without
+/// CUDA.
 #[cfg(feature = "cuda")]
 fn versions() -> Vec<String> {
     use cudarc::driver::{result, sys};
     use cudarc::nvrtc;
 
-    // SAFETY: both only try to open a library.
+    // SAFETY: both functions only try to open a library.
     if !unsafe { sys::is_culib_present() && nvrtc::sys::is_culib_present() } {
         return Vec::new();
     }
     let (mut driver, mut major, mut minor) = (0, 0, 0);
-    // SAFETY: the libraries are there, and the functions write to variables that outlive the calls.
+    // SAFETY: the libraries are present, and the functions write to variables that outlive the
+    // calls.
     let is_known = unsafe {
         sys::cuDriverGetVersion(&mut driver).result().is_ok()
             && nvrtc::sys::nvrtcVersion(&mut major, &mut minor)

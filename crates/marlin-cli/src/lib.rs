@@ -1,4 +1,5 @@
-//! The program `burn-marlin`: look into Llama checkpoints, quantise them to 4 bits, run them.
+//! The program `burn-marlin`, which inspects Llama checkpoints, quantises them to 4 or 8 bits, and
+//! runs them.
 //!
 //! The library has a single function, [`main`], so that a binary that combines several programs can
 //! include this one.
@@ -25,9 +26,9 @@ const LOG: &str = "warn,wgpu_hal=off";
 
 /// Runs the program with its arguments, the first of which is its name, and returns its exit
 /// status. Call it before anything else in a binary's `main`: the process may be a worker of
-/// [`marlin_llama::init`].
+/// [`marlin_lm::init`].
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
-    marlin_llama::init();
+    marlin_lm::init();
     let cli = Cli::parse_from(args);
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG));
     tracing_subscriber::fmt()

@@ -103,7 +103,8 @@ pub fn size_unit(bytes: usize) -> (f64, &'static str) {
     }
 }
 
-/// A progress bar of `total` steps on standard error; hidden if standard error is not a terminal.
+/// Creates a progress bar of `total` steps on standard error; hidden if standard error is not a
+/// terminal.
 pub fn progress(total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);
     // The template is a constant, and a bar without it is still a bar.
@@ -115,7 +116,7 @@ pub fn progress(total: u64) -> ProgressBar {
     bar
 }
 
-/// A progress bar of bytes, with their rate.
+/// Creates a progress bar of bytes, which shows their rate.
 pub fn progress_of_bytes(total: usize) -> ProgressBar {
     let bar = ProgressBar::new(total as u64);
     if let Ok(style) = ProgressStyle::with_template(

@@ -1,7 +1,7 @@
 //! Plots of perplexity against size, as SVG or PNG.
 //!
-//! Everything is placed in pixels of the SVG. A PNG is that SVG at twice the resolution, with a
-//! font that comes with the program.
+//! All positions are in pixels of the SVG. A PNG is the SVG at twice the resolution, with a font
+//! that comes with the program.
 
 mod axis;
 mod rect;
@@ -80,7 +80,7 @@ pub struct Plot {
 }
 
 impl Plot {
-    /// Draws into a file.
+    /// Draws the plot and writes it to a file.
     pub fn write(&self, file: &PlotFile) -> Result<(), CliError> {
         let svg = self.svg()?;
         let bytes = match file.kind {
@@ -225,7 +225,7 @@ impl Plot {
             }
         };
         let mut taken: Vec<Rect> = self.points.iter().map(bar).collect();
-        // Labels keep off the line of the reference.
+        // Labels do not overlap the line of the reference.
         let line = self
             .points
             .first()
@@ -287,7 +287,8 @@ impl Plot {
         area.present()
     }
 
-    /// The label of a point; its beginning is cut off if it is wider than `widest`.
+    /// Returns the label of a point. The label's beginning is cut off if the label is wider than
+    /// `widest`.
     fn label(
         &self,
         area: &Area<'_>,

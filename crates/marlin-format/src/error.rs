@@ -1,20 +1,20 @@
-//! The errors of a weight, before any file is involved.
+//! Errors of weights, specs and layouts, independent of any file.
 
-use crate::{Bits, GroupSize, ScaleDtype};
+use crate::{GroupSize, ScaleDtype, WeightValue};
 
-/// A weight, a spec or a layout that does not hold together.
+/// An inconsistency in a weight, a spec or a layout.
 ///
-/// Every message has the expected value, the value found and, if there is one, a remedy.
+/// Every message states the expected value, the value found and, if one exists, a remedy.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// A width of quantised values that no kernel here supports.
+    /// A bit width of quantised values that no kernel of this project supports.
     #[error("weights of {found} bits are not supported; use 4 or 8")]
     Bits {
         /// The number found.
         found: i64,
     },
-    /// A group size that no kernel here supports.
+    /// A group size that no kernel of this project supports.
     #[error(
         "group size {found} is not supported; use -1 (one group per output channel), 32, 64 or 128"
     )]
@@ -22,60 +22,61 @@ pub enum FormatError {
         /// The number found.
         found: i64,
     },
-    /// A group size, as text, that does not name one.
+    /// A text that does not name a group size.
     #[error("`{found}` is not a group size; use channel, g32, g64 or g128")]
     GroupSizeName {
         /// The text found.
         found: String,
     },
-    /// K or N is zero.
+    /// A shape in which K or N is zero.
     #[error("a weight of K = {k} by N = {n} has no elements; both must be at least 1")]
     Empty {
-        /// Input features.
+        /// The number of input features (K).
         k: usize,
-        /// Output features.
+        /// The number of output features (N).
         n: usize,
     },
-    /// K or N is above [`QuantSpec::MAX_FEATURES`](crate::QuantSpec::MAX_FEATURES).
+    /// A shape in which K or N is above
+    /// [`QuantSpec::MAX_FEATURES`](crate::QuantSpec::MAX_FEATURES).
     #[error("a weight of K = {k} by N = {n} is too large; each may be at most {limit}")]
     TooLarge {
-        /// Input features.
+        /// The number of input features (K).
         k: usize,
-        /// Output features.
+        /// The number of output features (N).
         n: usize,
         /// The largest K or N.
         limit: usize,
     },
-    /// K * N is above [`QuantSpec::MAX_ELEMENTS`](crate::QuantSpec::MAX_ELEMENTS).
+    /// A shape in which K * N is above [`QuantSpec::MAX_ELEMENTS`](crate::QuantSpec::MAX_ELEMENTS).
     #[error(
         "a weight of K = {k} by N = {n} has {elements} elements; kernels address at most {limit}: split its output features into several layers, \
          or leave it as floats"
     )]
     TooManyElements {
-        /// Input features.
+        /// The number of input features (K).
         k: usize,
-        /// Output features.
+        /// The number of output features (N).
         n: usize,
-        /// K * N.
+        /// The product K * N.
         elements: usize,
         /// The largest K * N.
         limit: usize,
     },
-    /// A buffer that does not have the length of its shape.
+    /// A buffer whose length does not match the shape of the weight.
     #[error("{what} has {found} values; K = {k}, N = {n} needs {expected}")]
     Length {
         /// The name of the buffer.
         what: &'static str,
-        /// Input features.
+        /// The number of input features (K).
         k: usize,
-        /// Output features.
+        /// The number of output features (N).
         n: usize,
-        /// The length of its shape.
+        /// The length that the shape requires.
         expected: usize,
-        /// The length it has.
+        /// The length of the buffer.
         found: usize,
     },
-    /// Scales in another dtype than the spec's.
+    /// Scales in a dtype other than the spec's.
     #[error("the spec says {expected} scales, but the scales are {found}")]
     ScaleDtypeMismatch {
         /// The dtype in the spec.
@@ -83,34 +84,34 @@ pub enum FormatError {
         /// The dtype of the scales.
         found: ScaleDtype,
     },
-    /// A scale that is infinite or not a number.
+    /// A scale that is infinite or NaN.
     #[error("the scale of group {group}, column {column} is {value}; scales must be finite")]
     NonFiniteScale {
-        /// Group along K.
+        /// The index of the group along K.
         group: usize,
-        /// Output feature.
+        /// The index of the output feature.
         column: usize,
         /// The scale found.
         value: f32,
     },
-    /// The spec has zero points, and there are none.
+    /// Missing zero points, although the spec has zero points.
     #[error("the spec says zero points, but none are given; give them or use a symmetric spec")]
     MissingZeroPoints,
-    /// The spec is symmetric, and there are zero points.
+    /// Unexpected zero points, although the spec is symmetric.
     #[error(
         "the spec is symmetric, but zero points are given; drop them or use a spec with zero points"
     )]
     UnexpectedZeroPoints,
-    /// A zero point that the weight's bits do not hold.
+    /// A zero point that does not fit in the weight's bit width.
     #[error("the zero point of group {group}, column {column} is {found}; it must be in 0..={max}")]
     ZeroPoint {
-        /// Group along K.
+        /// The index of the group along K.
         group: usize,
-        /// Output feature.
+        /// The index of the output feature.
         column: usize,
         /// The zero point found.
         found: u8,
-        /// The largest value of the weight's bits.
+        /// The largest value of the weight's bit width.
         max: u8,
     },
     /// A 2:4 weight whose K is not a multiple of 4.
@@ -118,16 +119,16 @@ pub enum FormatError {
         "a 2:4 weight of K = {k}; K must be a multiple of 4, of which two values are kept: keep this weight dense"
     )]
     SparseRows {
-        /// Input features.
+        /// The number of input features (K).
         k: usize,
     },
-    /// A 2:4 weight with act-order: sorted rows are not the four neighbours that were pruned
-    /// together.
+    /// A 2:4 weight with act-order. Act-order sorts the rows by group, so four stored neighbours
+    /// are not the four rows that were pruned together.
     #[error(
         "a 2:4 weight with act-order; its rows must be in their natural order: keep this weight dense, or quantise without act-order"
     )]
     SparsePermuted,
-    /// A weight that is not 2:4 where 2:4 is asked for.
+    /// A weight that is not 2:4, although a 2:4 weight is required.
     #[error(
         "rows {row} to {} of column {column} have {found} values that are not zero; a 2:4 weight has at most two of every four: prune it, or \
          keep it dense", row + 3
@@ -135,12 +136,12 @@ pub enum FormatError {
     NotTwoFour {
         /// The first of the four rows.
         row: usize,
-        /// Output feature.
+        /// The index of the output feature.
         column: usize,
-        /// Values that are not zero.
+        /// The number of nonzero values.
         found: usize,
     },
-    /// A spec that the published 2:4 files do not hold.
+    /// A spec that the published 2:4 file format does not support.
     #[error(
         "`marlin-24` files hold symmetric weights in groups of 128 rows or one a channel, this one is {found}; choose such a spec, or another format"
     )]
@@ -148,8 +149,8 @@ pub enum FormatError {
         /// The spec found.
         found: crate::QuantSpec,
     },
-    /// Metadata that do not name two rows in ascending order, or padding that does not name the
-    /// first two.
+    /// A metadata nibble that does not name two rows in ascending order, or a padding nibble that
+    /// does not name the first two rows.
     #[error(
         "the metadata of rows {row} to {} of column {column} are {found:#x}; they must name two rows in ascending order: 4, 8, 9, 12, 13 or 14, \
          and 4 in padding", row + 3
@@ -157,7 +158,7 @@ pub enum FormatError {
     Metadata {
         /// The first of the four rows.
         row: usize,
-        /// Output feature.
+        /// The index of the output feature.
         column: usize,
         /// The nibble found.
         found: u8,
@@ -167,9 +168,9 @@ pub enum FormatError {
         "the row permutation names row {found} at position {position}; rows go from 0 to {last}"
     )]
     PermutationRange {
-        /// The position in the permutation.
+        /// The index in the permutation.
         position: usize,
-        /// The row named there.
+        /// The row at that index.
         found: u32,
         /// The last row, K - 1.
         last: usize,
@@ -179,23 +180,23 @@ pub enum FormatError {
         "the row permutation names row {row} a second time at position {position}; it must name every row once"
     )]
     PermutationDuplicate {
-        /// The position in the permutation.
+        /// The index in the permutation.
         position: usize,
-        /// The row named there.
+        /// The row at that index.
         row: u32,
     },
-    /// A slice that is empty or leaves the weight.
+    /// A slice that is empty or extends past the weight.
     #[error(
         "a slice of {axis} from {start} to {end} of {length} features; it must have at least one and end within them"
     )]
     SliceRange {
-        /// K or N.
+        /// The axis, `K` or `N`.
         axis: &'static str,
         /// The first feature.
         start: usize,
         /// One past the last feature.
         end: usize,
-        /// Features of the weight.
+        /// The number of features of the weight along that axis.
         length: usize,
     },
     /// A slice along K that starts within a group.
@@ -206,87 +207,87 @@ pub enum FormatError {
         /// The group size.
         group: GroupSize,
     },
-    /// A slice along K of a weight whose rows are permuted.
+    /// A slice along K of a weight with a row permutation (act-order).
     #[error(
         "a slice of K of a weight with act-order, whose groups have rows from all of K; slice it along N"
     )]
     SlicePermuted,
-    /// Padding of the packed words that is not the midpoint.
+    /// A packed word whose padding is not the midpoint.
     #[error("word {word} is {found:#010x}: its values past K or N must be {}, as in {:#010x}", .bits.midpoint(), .bits.padding_word())]
     Padding {
-        /// Index of the word.
+        /// The index of the word.
         word: usize,
         /// The word found.
         found: u32,
         /// Width of the values.
-        bits: Bits,
+        bits: WeightValue,
     },
-    /// A weight to quantise that is infinite or not a number.
+    /// A value to quantise that is infinite or NaN.
     #[error(
         "the weight at row {row}, column {column} is {value}; only finite weights can be quantised"
     )]
     NonFiniteWeight {
-        /// Input feature.
+        /// The index of the input feature.
         row: usize,
-        /// Output feature.
+        /// The index of the output feature.
         column: usize,
         /// The weight found.
         value: f32,
     },
-    /// A group whose scale is larger than its dtype can hold.
+    /// A scale that is larger than its dtype can represent.
     #[error("the scale of the group at row {row}, column {column} is {value}, above the largest {dtype}; use {}", overflow_hint(*.dtype))]
     ScaleOverflow {
-        /// First input feature of the group.
+        /// The first input feature of the group.
         row: usize,
-        /// Output feature.
+        /// The index of the output feature.
         column: usize,
-        /// The scale before it is rounded to its dtype.
+        /// The scale before rounding to its dtype.
         value: f32,
-        /// The dtype it does not fit.
+        /// The dtype that cannot represent the scale.
         dtype: ScaleDtype,
     },
-    /// A padding multiple that is not a multiple of the tile.
+    /// A padding multiple that is not a positive multiple of the tile's extent.
     #[error(
         "{axis} cannot be padded to multiples of {multiple}; it must be a positive multiple of the tile's {tile}"
     )]
     PadMultiple {
-        /// `K` or `N`.
+        /// The axis, `K` or `N`.
         axis: &'static str,
         /// The required multiple.
         multiple: usize,
         /// The tile's extent along that axis.
         tile: usize,
     },
-    /// K or N of a layout that does not pad.
+    /// An extent that is not a multiple of the tile, in a layout without padding.
     #[error(
         "{axis} = {extent} is not a multiple of the tile's {tile}; the published 2:4 formats have whole tiles only"
     )]
     TileDoesNotDivide {
-        /// `K` or `N`.
+        /// The axis, `K` or `N`.
         axis: &'static str,
-        /// K or N.
+        /// The extent, K or N.
         extent: usize,
         /// The tile's extent along that axis.
         tile: usize,
     },
-    /// A weight packed with a layout that is for another width.
+    /// A weight whose bit width differs from that of the layout.
     #[error("the Marlin tile layout holds {expected}, but the weight is {found}")]
     LayoutBits {
         /// Width of the layout's values.
-        expected: Bits,
+        expected: WeightValue,
         /// Width of the weight's values.
-        found: Bits,
+        found: WeightValue,
     },
-    /// A weight packed with the layout of another shape.
+    /// A weight whose shape differs from that of the layout.
     #[error("the layout is for K = {k}, N = {n}, but the weight has K = {found_k}, N = {found_n}")]
     LayoutShape {
-        /// Input features of the layout.
+        /// The number of input features (K) of the layout.
         k: usize,
-        /// Output features of the layout.
+        /// The number of output features (N) of the layout.
         n: usize,
-        /// Input features of the weight.
+        /// The number of input features (K) of the weight.
         found_k: usize,
-        /// Output features of the weight.
+        /// The number of output features (N) of the weight.
         found_n: usize,
     },
 }

@@ -1,26 +1,26 @@
-//! Lists of layers, equal ones in one line.
+//! Compact lists of layers: consecutive layers with equal descriptions become one entry.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
 
-/// Layers with one description whose paths differ in nothing but consecutive numbers.
+/// A run of layers with one description, whose paths differ only in consecutive numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerRun<T> {
-    /// Their path, with the first and the last of the numbers: `model.layers.0..31.mlp.down_proj`
-    /// is 32 layers, both ends included.
+    /// The common path, with the first and the last number: `model.layers.0..31.mlp.down_proj` is
+    /// 32 layers, both ends included.
     pub path: String,
     /// The number of layers.
     pub count: usize,
-    /// The description that they share.
+    /// The description that all layers of the run share.
     pub description: T,
 }
 
-/// Folds layers with equal descriptions and consecutive numbers in their paths into one run each.
+/// Folds layers with equal descriptions and consecutive numbers in their paths into runs.
 ///
-/// A number is a whole component of a path: `layers.2.mlp` has one, `layer2.mlp` none. Where paths
-/// have several, the last is folded first, so that all experts of all layers of a model become one
-/// run. Runs come in the order of their first layers.
+/// A number is a whole component of a path: `layers.2.mlp` contains one, `layer2.mlp` contains
+/// none. In paths with several numbers, the last number is folded first, so that all experts of all
+/// layers of a model become one run. Runs are in the order of their first layers.
 ///
 /// ```
 /// use marlin_format::fold_layers;
@@ -50,26 +50,26 @@ pub fn fold_layers<T: Clone + Eq + Hash>(
     runs.into_iter().flatten().map(Run::finish).collect()
 }
 
-/// A run that is being built.
+/// A run under construction.
 struct Run<T> {
     path: Vec<Component>,
     count: usize,
     description: T,
 }
 
-/// The text between the dots of a path.
+/// One component of a path, between two dots.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Component {
     Text(String),
     Number(u64),
     Range(u64, u64),
-    /// In a key: any number.
+    /// A placeholder for any number, in the key of a run.
     Any,
 }
 
 impl Component {
     fn of(text: &str) -> Self {
-        // Only what is written as the number is: `007` would come out as another name.
+        // Only canonical numbers count: `007` would be printed as `7`, which is another name.
         text.parse()
             .ok()
             .filter(|number: &u64| number.to_string() == text)
@@ -111,8 +111,8 @@ impl<T: Clone> Run<T> {
         }
     }
 
-    /// The common part of runs that differ only in the number at `position`, and that number;
-    /// `None` if there is none.
+    /// Returns the path and description of a run without the number at `position`, and that number.
+    /// Returns `None` if the component at `position` is not a number.
     fn key(&self, position: usize) -> Option<((Vec<Component>, T), u64)> {
         let &Component::Number(number) = self.path.get(position)? else {
             return None;
@@ -123,7 +123,8 @@ impl<T: Clone> Run<T> {
     }
 }
 
-/// Folds runs that differ only in the component at `position`: the first of them stands for all.
+/// Folds runs that differ only in the number at `position`. The earliest run of the list stays and
+/// represents the others, which become `None`.
 fn fold_at<T: Clone + Eq + Hash>(runs: &mut [Option<Run<T>>], position: usize) {
     let mut alike: HashMap<_, Vec<(u64, usize)>> = HashMap::new();
     for (index, run) in runs.iter().enumerate() {
@@ -144,7 +145,7 @@ fn fold_at<T: Clone + Eq + Hash>(runs: &mut [Option<Run<T>>], position: usize) {
                 .filter_map(|&(_, index)| runs[index].as_ref())
                 .map(|run| run.count)
                 .sum();
-            // In a list that is sorted by name, the tenth layer comes before the second.
+            // In a list sorted by name, layer 10 comes before layer 2.
             let place = members.iter().map(|&(_, index)| index).min();
             for &(_, index) in members {
                 if Some(index) != place {
@@ -162,7 +163,7 @@ fn fold_at<T: Clone + Eq + Hash>(runs: &mut [Option<Run<T>>], position: usize) {
 mod tests {
     use super::fold_layers;
 
-    /// Runs as `path xcount description`.
+    /// Returns the folded runs as text, in the form `path xcount description`.
     fn folded(layers: &[(&str, &str)]) -> Vec<String> {
         let runs = fold_layers(
             layers
@@ -176,7 +177,7 @@ mod tests {
 
     #[test]
     fn equal_neighbours_fold_whatever_their_order() {
-        // As sorted by name.
+        // The order of a list sorted by name.
         let layers = ["0", "1", "10", "11", "2", "3", "4", "5", "6", "7", "8", "9"]
             .map(|layer| format!("model.layers.{layer}.down"));
         let layers: Vec<(&str, &str)> = layers

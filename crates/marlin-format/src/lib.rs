@@ -1,12 +1,13 @@
-//! 4-bit and 8-bit weight formats on the host: groups, packing, the Marlin tile layout,
-//! quantisation and checkpoints. No Burn, no GPU.
+//! Formats of 4-bit and 8-bit weights on the host: groups, packing, the Marlin tile layout,
+//! quantisation and checkpoints. The crate depends neither on Burn nor on a GPU.
 //!
-//! Everything goes through one form, [`PlainWeight`]: files are read into it ([`checkpoint`]), f32
-//! weights are quantised into it ([`quantize_rtn`]), and device layouts are packed from it
-//! ([`layout`]).
+//! Every conversion goes through one form, [`PlainWeight`]. Files are read into a [`PlainWeight`]
+//! ([`checkpoint`]), f32 weights are quantised into one ([`quantize_rtn`]), and device layouts are
+//! packed from one ([`layout`]).
 //!
-//! Throughout, K is the number of input features, N of output features, and G of groups along K. A
-//! weight is `[K, N]`: the transpose of the `[N, K]` that PyTorch stores.
+//! Throughout the crate, K is the number of input features, N is the number of output features, and
+//! G is the number of groups along K. A weight has the shape `[K, N]`, the transpose of PyTorch's
+//! `[N, K]`.
 //!
 //! ```
 //! use marlin_format::{GroupSize, QuantSpec, quantize_rtn};
@@ -38,8 +39,8 @@ pub use fold::{LayerRun, fold_layers};
 pub use memory::{available_memory, memory_short_of};
 pub use text::{excerpt, with_causes, without_control};
 pub use weight::{
-    Bits, GroupSize, JoinError, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity,
-    TensorDescriptor, TensorDtype, WeightDescriptor, WeightFormat, WeightLayout, WeightTensor,
-    WeightTensors, check_two_four, expand_two_four, prune_two_four, quantize, quantize_rtn,
-    quantize_two_four,
+    GroupSize, JoinError, PlainParts, PlainWeight, QuantSpec, ScaleDtype, ScaleSpec, Scales,
+    Sparsity, TensorDescriptor, TensorDtype, WeightDescriptor, WeightFormat, WeightLayout,
+    WeightTensor, WeightTensors, WeightValue, ZeroPoint, check_two_four, expand_two_four,
+    prune_two_four, quantize, quantize_rtn, quantize_two_four,
 };

@@ -1,9 +1,10 @@
-//! The memory of the machine.
+//! The available memory of the host.
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
-/// Bytes of memory that the process can still have without others losing theirs: of the machine, or
-/// of its control group where that has fewer. `None` if the system does not report it.
+/// Returns the bytes of memory that the process can still allocate without taking memory from other
+/// processes. This is the minimum over the host and the control group of the process. `None` if the
+/// system does not report its memory.
 pub fn available_memory() -> Option<usize> {
     let system = System::new_with_specifics(
         RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram()),
@@ -14,8 +15,9 @@ pub fn available_memory() -> Option<usize> {
     Some(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// The bytes of available memory if `needed` are more than that; `None` if they fit. A gigabyte or
-/// less counts as fitting: to ask takes time.
+/// Returns the available memory in bytes if it is less than `needed`, or `None` if `needed` bytes
+/// fit. A request of one GiB or less always counts as fitting, because a query of the system takes
+/// time.
 pub fn memory_short_of(needed: usize) -> Option<usize> {
     if needed <= 1 << 30 {
         None

@@ -1,12 +1,12 @@
-//! Untrusted text in messages and names.
+//! Functions that make untrusted text safe for messages and names.
 
-/// The characters of a file's text that a message shows.
+/// The maximum number of characters of a file's text in a message.
 const SHOWN: usize = 200;
-/// Most bytes of a name: those of published tensors have 120.
+/// The maximum length of a name, in bytes. Names of published tensors have at most 120 bytes.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// The beginning of a file's text as a message shows it: without control characters, which a
-/// terminal would obey.
+/// Returns the beginning of a file's text for a message. Control characters, which a terminal would
+/// obey, are escaped.
 pub fn excerpt(text: &str) -> String {
     let mut shown: String = text.chars().take(SHOWN).flat_map(shown_char).collect();
     if text.chars().nth(SHOWN).is_some() {
@@ -15,7 +15,7 @@ pub fn excerpt(text: &str) -> String {
     shown
 }
 
-/// A text with its control characters escaped, but for line breaks and tabs.
+/// Returns a text with its control characters escaped, except line breaks and tabs.
 pub fn without_control(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
@@ -28,8 +28,8 @@ pub fn without_control(text: &str) -> String {
         .collect()
 }
 
-/// An error's message and those of its causes: the file is often in the first, both sides of a
-/// mismatch in the last.
+/// Returns the message of an error and the messages of its causes, joined by `: `. The first
+/// message often names the file; the last often states both sides of a mismatch.
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source())
         .map(ToString::to_string)
@@ -45,7 +45,7 @@ fn shown_char(c: char) -> Vec<char> {
     }
 }
 
-/// Returns true if a name is plain: short, and without control characters.
+/// Returns true if a name is short and has no control characters.
 pub(crate) fn is_plain(name: &str) -> bool {
     name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control)
 }

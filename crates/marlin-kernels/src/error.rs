@@ -10,13 +10,13 @@ pub enum KernelError {
     /// The length of a buffer is not the length that the problem needs.
     #[error("{operand}: {found} elements where the problem {problem} needs {expected}")]
     BufferLength {
-        /// The operand, such as activations, words, state or workspace.
+        /// The operand, such as activations, qweight, state or workspace.
         operand: &'static str,
         /// A description of the problem.
         problem: String,
-        /// Elements needed.
+        /// The number of elements that the problem needs.
         expected: usize,
-        /// Elements found.
+        /// The number of elements of the buffer.
         found: usize,
     },
     /// No kernel supports the shape.
@@ -24,13 +24,13 @@ pub enum KernelError {
     Shape {
         /// A description of the problem.
         problem: String,
-        /// The fault.
+        /// The reason why the shape is not supported.
         reason: &'static str,
     },
     /// An operand is missing, or is given although the format does not have it.
     #[error("{operand}: {found} where the problem {problem} says otherwise")]
     Presence {
-        /// The operand: zero points or row permutation.
+        /// The operand, such as metadata, zero points or row permutation.
         operand: &'static str,
         /// A description of the problem.
         problem: String,
@@ -42,7 +42,7 @@ pub enum KernelError {
         "{operand}: an alias of another buffer where the problem {problem} needs a buffer of its own"
     )]
     Alias {
-        /// The operand: activations.
+        /// The operand, such as activations.
         operand: &'static str,
         /// A description of the problem.
         problem: String,
@@ -50,11 +50,11 @@ pub enum KernelError {
     /// A range exceeds its limit.
     #[error("{what}: up to {end} of {limit} asked for, {problem}")]
     Outside {
-        /// The name of the counted item: slot or positions.
+        /// The name of the counted item, such as slot, positions or rows.
         what: &'static str,
         /// A description of the problem.
         problem: String,
-        /// One past the last one requested.
+        /// One past the last item requested.
         end: usize,
         /// The limit.
         limit: usize,
@@ -66,9 +66,9 @@ pub enum KernelError {
     TooLarge {
         /// A description of the problem.
         problem: String,
-        /// Elements of the largest operand.
+        /// The number of elements of the largest operand.
         elements: usize,
-        /// The largest count that 32-bit indices reach.
+        /// The largest number of elements that 32-bit indices can address.
         limit: usize,
     },
     /// The plan was made for another backend than the CubeCL runtime of the launch.
@@ -81,8 +81,7 @@ pub enum KernelError {
         /// The runtime of the launch.
         runtime: Runtime,
     },
-    /// A tile kernel was to be launched without blocks, or with another number of clusters than
-    /// tiles.
+    /// A launch of a tile kernel has no blocks, or has another number of clusters than tiles.
     #[error(
         "the problem {problem}: a launch of {blocks} blocks in tiles of {tile}; take the launch that `tile::plan` gives"
     )]
@@ -104,20 +103,21 @@ pub enum KernelError {
         /// The plan's kernel.
         kernel: Kernel,
     },
-    /// The one-row kernel does not support the problem or the cluster size.
+    /// The one-row kernel does not support the problem, or the number of blocks among which K is
+    /// split.
     #[error(
         "the problem {problem} on clusters of {blocks} blocks: not for the kernel of one row; take the plan that `plan` gives"
     )]
     NoGemv {
         /// A description of the problem.
         problem: String,
-        /// Blocks of a cluster.
+        /// The number of blocks among which K is split.
         blocks: usize,
     },
     /// Sampling does not support a vocabulary of this size.
     #[error("a vocabulary of {found} tokens; sampling takes 1 to {limit}")]
     Vocabulary {
-        /// Tokens of the vocabulary.
+        /// The number of tokens of the vocabulary.
         found: usize,
         /// The largest supported vocabulary.
         limit: usize,

@@ -6,12 +6,12 @@
 //!
 //! | routine | runs on | for |
 //! |---|---|---|
-//! | [`matmul::mma_sync`] | CUDA from compute capability 8.0 on | weights of 4 bits, f16/bf16 activations, any M, N, K, group |
+//! | [`matmul::mma_sync`] | CUDA from compute capability 8.0 on | weights of 4 or 8 bits, f16/bf16 activations, any M, N, K, group |
 //! | [`matmul::wgmma`] | CUDA of compute capability 9.0 | the same |
 //! | [`matmul::gemv`] | CUDA from compute capability 9.0 on | one row, with or without a norm before it |
 //! | [`matmul::portable`] | every CubeCL runtime | weights of 4 or 8 bits, any M, N, K, group, f32/f16/bf16; no tensor cores |
 //! | [`matmul::host`] | the CPU, without CubeCL | weights of 4 or 8 bits on Burn's Flex backend |
-//! | [`matmul::head`] | every CubeCL runtime | few rows with a float weight |
+//! | [`matmul::lm_head`] | every CubeCL runtime | few rows with a float weight |
 //! | [`repack`] | every CubeCL runtime | the conversion of weights between the [layouts](marlin_format::WeightLayout), and of activations into the order of the stored rows |
 //!
 //! [`tile`] holds the shared parts of the tensor-core routines, [`ptx`] their instructions.
@@ -26,7 +26,7 @@ pub mod matmul;
     missing_docs,
     reason = "CubeCL's macro makes an undocumented module beside each function"
 )]
-pub mod overlap;
+pub mod pdl;
 mod plan;
 #[allow(
     missing_docs,
@@ -44,6 +44,11 @@ pub mod tile;
 
 pub use device::{Card, ClustersAtOnce, Runtime, Target, further_server};
 pub use error::KernelError;
-pub use launch::{NormOperands, Operands, WeightBuffers, dequantize, launch};
-pub use plan::{EpilogueStage, Kernel, Plan, PrologueStage, Reason, held_on, plan, plan_converted};
+pub use launch::{
+    NormOperands, Operands, WeightBuffers, dequantize, elementwise, launch, swizzled_map,
+    vector_size,
+};
+pub use plan::{
+    EpilogueStage, Kernel, Plan, PrologueStage, Reason, device_layout, plan, plan_converted,
+};
 pub use problem::{ActivationDtype, Epilogue, FloatProblem, Problem, Prologue, QuantProblem};

@@ -1,6 +1,6 @@
 //! The choice of a kernel for every matmul of the project. This is host code that needs no device.
 
-use crate::matmul::{gemv, head, host};
+use crate::matmul::{gemv, host, lm_head};
 use crate::tile::{self, Launch};
 use crate::{
     ActivationDtype, Card, Epilogue, FloatProblem, Problem, Prologue, QuantProblem, Runtime, Target,
@@ -28,8 +28,8 @@ pub enum Kernel {
     },
     /// [`host`](crate::matmul::host): Rust on all cores, directly from the packed weight.
     Host,
-    /// [`head`]: a float weight whose columns are contiguous.
-    Head(head::HeadKernel),
+    /// [`lm_head`]: a float weight whose columns are contiguous.
+    LmHead(lm_head::LmHeadKernel),
     /// The backend's own matmul of a float weight.
     FloatMatmul,
     /// The weight is dequantised for the call, multiplied by the backend's own matmul, and dropped.
@@ -43,8 +43,8 @@ impl fmt::Display for Kernel {
             Self::Gemv { blocks } => write!(f, "gemv (clusters of {blocks})"),
             Self::Portable { rows } => write!(f, "portable (rows {rows})"),
             Self::Host => f.write_str("host"),
-            Self::Head(head::HeadKernel::TensorCores) => f.write_str("head (tensor cores)"),
-            Self::Head(head::HeadKernel::Planes) => f.write_str("head (planes)"),
+            Self::LmHead(lm_head::LmHeadKernel::TensorCores) => f.write_str("head (tensor cores)"),
+            Self::LmHead(lm_head::LmHeadKernel::Planes) => f.write_str("head (planes)"),
             Self::FloatMatmul => f.write_str("Burn's matmul"),
             Self::DequantizeThenMatmul => f.write_str("dequantise, then matmul"),
         }
@@ -98,7 +98,8 @@ pub enum Reason {
     NoFusion(Runtime),
     /// The weight is a float tensor.
     FloatWeight,
-    /// The weight is a float tensor, and the problem has more rows than the head's kernel supports.
+    /// The weight is a float tensor, and the problem has more rows than the lm_head kernels
+    /// support.
     ManyRows,
 }
 
@@ -218,8 +219,8 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Maximum number of cached plans; prompts of ever new lengths would otherwise fill the cache
-/// without limit.
+/// The maximum number of cached plans. Without a limit, prompts of many different lengths would
+/// make the cache grow forever.
 const MAX_PLANS: usize = 4096;
 
 static PLANS: LazyLock<Mutex<HashMap<(Problem, Target), Plan>>> = LazyLock::new(Mutex::default);
@@ -227,8 +228,8 @@ static PLANS: LazyLock<Mutex<HashMap<(Problem, Target), Plan>>> = LazyLock::new(
 /// Chooses the kernel for a problem on a device. The same arguments give the same plan, which is
 /// cached.
 ///
-/// This function makes every choice of a kernel: [`launch`](crate::launch) and [`head::launch`] run
-/// its plan, and reports print it.
+/// This function makes every choice of a kernel: [`launch`](crate::launch) and [`lm_head::launch`]
+/// run its plan, and reports print it.
 pub fn plan(problem: impl Into<Problem>, target: &Target) -> Plan {
     let problem = problem.into();
     // A panic in another thread leaves the map valid: an entry is either inserted or not.
@@ -287,8 +288,8 @@ fn quant(problem: &QuantProblem, target: &Target) -> Plan {
     Plan::product(Kernel::Portable { rows }, reason)
 }
 
-/// Returns the plan with [`gemv`], which computes the norm in the kernel, and the epilogue if the
-/// number of columns allows it.
+/// Returns the plan with [`gemv`], or `None` if [`gemv`] does not support the problem. The kernel
+/// computes the norm, and the epilogue if the number of columns allows it.
 fn one_row(problem: &QuantProblem, target: &Target) -> Option<Plan> {
     let card = target.card?;
     let prologue = match problem.prologue {
@@ -324,13 +325,13 @@ fn in_kernel(problem: &QuantProblem) -> EpilogueStage {
 
 fn float(problem: &FloatProblem, target: &Target) -> Plan {
     if target.runtime == Runtime::Flex {
-        return match problem.m <= host::head::MAX_HEAD_ROWS {
+        return match problem.m <= host::lm_head::MAX_HEAD_ROWS {
             true => Plan::product(Kernel::Host, Reason::FloatWeight),
             false => Plan::product(Kernel::FloatMatmul, Reason::ManyRows),
         };
     }
-    match head::plan(problem, target) {
-        Some(kernel) => Plan::product(Kernel::Head(kernel), Reason::FloatWeight),
+    match lm_head::plan(problem, target) {
+        Some(kernel) => Plan::product(Kernel::LmHead(kernel), Reason::FloatWeight),
         None => Plan::product(Kernel::FloatMatmul, Reason::ManyRows),
     }
 }
@@ -366,10 +367,10 @@ fn tensor_cores(problem: &QuantProblem, target: &Target) -> Result<(Launch, Reas
     ))
 }
 
-/// Returns the descriptor of the weight as a device should hold it for activations of the problem's
-/// dtype, for any number of rows: in the layout that the kernel reads, and with a 2:4 weight dense
-/// if no kernel supports its metadata.
-pub fn held_on(problem: &QuantProblem, target: &Target) -> WeightDescriptor {
+/// Returns the descriptor of the weight as a device should hold it, for activations of the
+/// problem's dtype and any number of rows. The weight is in the layout that the kernel reads. A 2:4
+/// weight becomes dense if no kernel on the device supports its metadata.
+pub fn device_layout(problem: &QuantProblem, target: &Target) -> WeightDescriptor {
     match tensor_cores(problem, target) {
         Ok(_) => problem.weight.in_layout(WeightLayout::Tile),
         Err(_) => {
@@ -381,8 +382,8 @@ pub fn held_on(problem: &QuantProblem, target: &Target) -> WeightDescriptor {
     }
 }
 
-/// Returns the plan for Burn's own `Linear` on a weight that was converted in place. It is that of
-/// [`plan`] if the backend fuses operations.
+/// Returns the plan for Burn's own `Linear` on a weight that was converted in place. If the backend
+/// fuses operations, this is the plan of [`plan`].
 pub fn plan_converted(problem: &QuantProblem, target: &Target) -> Plan {
     match target.runtime {
         Runtime::Flex => Plan::product(

@@ -1,4 +1,4 @@
-//! Sums over the planes of a device.
+//! Plane sizes of a device, and sums over planes.
 
 use cubecl::client::Client;
 use cubecl::ir::features::Plane;
@@ -7,8 +7,8 @@ use cubecl::prelude::*;
 /// The plane sizes on which a kernel can rely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Planes {
-    /// The number of units that are in one plane whichever plane size the device chooses, which is
-    /// its smallest plane size; 1 if the units of a plane cannot exchange values.
+    /// The smallest plane size of the device: this many units are in one plane whichever plane size
+    /// the device chooses. 1 if the units of a plane cannot exchange values.
     pub size: usize,
     /// True if all planes of the device have this size.
     pub is_only_size: bool,
@@ -37,8 +37,8 @@ impl Planes {
     }
 }
 
-/// Returns the sum of `value` over each aligned run of `size` units of a plane, to every unit of
-/// the run. `size` is a power of two.
+/// Returns, in every unit, the sum of `value` over the unit's aligned run of `size` units of a
+/// plane. `size` is a power of two.
 #[cube]
 pub fn plane_total(value: f32, #[comptime] size: usize) -> f32 {
     let mut total = value;

@@ -7,10 +7,11 @@ use cubecl::ir::{ElemType, FloatKind};
 use marlin_format::{
     QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors,
 };
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The dtype of activations and output. Products accumulate in f32 whatever the dtype.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ActivationDtype {
     /// 32-bit float.
     F32,
@@ -113,13 +114,14 @@ impl Epilogue {
 /// plus a bias `[N]`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QuantProblem {
-    /// Rows of activations: batch times sequence. 1 to a few in decode, many in prefill.
+    /// The number of rows of activations, M: batch times sequence length. 1 to a few in decode,
+    /// many in prefill.
     pub m: usize,
     /// The weight.
     pub weight: WeightDescriptor,
     /// Dtype of activations and output.
     pub activations: ActivationDtype,
-    /// Dtype in which the device holds the scales: that of the format if the device supports it,
+    /// The dtype of the scales on the device: the dtype of the format if the device supports it,
     /// f32 otherwise.
     pub scales: ActivationDtype,
     /// The operation before the product.
@@ -128,15 +130,15 @@ pub struct QuantProblem {
     pub epilogue: Epilogue,
 }
 
-/// A matmul with a float weight in the activations' dtype whose columns are contiguous: activations
-/// [M, K] times the transpose of a table [N, K] gives [M, N].
+/// A matmul with a float weight whose columns are contiguous, in the activations' dtype:
+/// activations [M, K] times the transpose of a table [N, K] gives [M, N].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FloatProblem {
-    /// Rows of activations.
+    /// The number of rows of activations, M.
     pub m: usize,
-    /// Input features.
+    /// The number of input features, K.
     pub k: usize,
-    /// Output features.
+    /// The number of output features, N.
     pub n: usize,
     /// Dtype of activations, weight and output.
     pub dtype: ActivationDtype,
@@ -174,7 +176,7 @@ impl QuantProblem {
             m,
             weight,
             activations,
-            scales: weight.spec().scale_dtype.into(),
+            scales: weight.spec().scales.dtype.into(),
             prologue: Prologue::None,
             epilogue: Epilogue::None,
         }
@@ -211,17 +213,17 @@ impl QuantProblem {
         }
     }
 
-    /// Input features.
+    /// Returns the number of input features, K.
     pub fn k(&self) -> usize {
         self.weight.k
     }
 
-    /// Columns of the weight.
+    /// Returns the number of columns of the weight, N.
     pub fn n(&self) -> usize {
         self.weight.n
     }
 
-    /// Output features: N, or half of N with SwiGLU.
+    /// Returns the number of output features: N, or N / 2 with SwiGLU.
     pub fn outputs(&self) -> usize {
         self.n() / self.epilogue.columns()
     }
@@ -229,7 +231,7 @@ impl QuantProblem {
     /// Returns true if tiles of `columns` columns can compute the epilogue. For SwiGLU the columns
     /// must fill whole tiles: gates fill half of each tile, and the corresponding ups the other
     /// half.
-    pub(crate) fn fills(&self, columns: usize) -> bool {
+    pub(crate) fn divides_into(&self, columns: usize) -> bool {
         self.epilogue == Epilogue::None || self.n().is_multiple_of(columns)
     }
 
@@ -271,7 +273,7 @@ impl QuantProblem {
     pub(crate) fn expect_addressable(&self) -> Result<(), KernelError> {
         let (k, n) = (self.k(), self.n());
         // The tile layout pads K and N, so a very narrow weight has more words than values.
-        let words = self.weight.tensors().words.elements();
+        let words = self.weight.tensors().qweight.elements();
         expect_at_most(
             self,
             self.m

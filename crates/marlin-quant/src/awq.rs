@@ -105,7 +105,7 @@ fn sizes(squares: &[f64], channels: &[usize]) -> Vec<f64> {
 
 /// Returns the errors `diag(1/scales) Q(diag(scales) W) - W`, [K, N].
 fn errors(weight: &[f32], n: usize, scales: &[f32], spec: &QuantSpec) -> Vec<f32> {
-    let rows = spec.group.rows(scales.len());
+    let rows = spec.scales.group.rows(scales.len());
     let mut errors = weight.to_vec();
     errors
         .par_chunks_mut(rows * n)

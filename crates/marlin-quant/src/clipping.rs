@@ -27,8 +27,8 @@ pub fn round_with_clipping(
         prune_two_four(pruned.to_mut(), k, n)?;
     }
     let weight = &*pruned;
-    let rows = spec.group.rows(k);
-    let grids: Vec<Grid> = (0..spec.group.count(k) * n)
+    let rows = spec.scales.group.rows(k);
+    let grids: Vec<Grid> = (0..spec.scales.group.count(k) * n)
         .into_par_iter()
         .map(|index| {
             let (group, column) = (index / n, index % n);
@@ -62,13 +62,13 @@ pub fn round_with_clipping(
         k,
         n,
         spec: *spec,
-        words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| {
+        qweight: PlainLayout::new(k, n, spec.value).pack_with(|row, column| {
             grids[row / rows * n + column].q(weight[row * n + column]) as u8
         }),
         metadata: None,
-        scales: Scales::from_f32(&scales, spec.scale_dtype),
+        scales: Scales::from_f32(&scales, spec.scales.dtype),
         zero_points: spec
-            .zero_points
+            .has_zero_points()
             .then(|| grids.iter().map(|grid| grid.zero as u8).collect()),
         row_permutation: None,
     })?;

@@ -1,31 +1,20 @@
 //! CubeCL devices that run quantisers, and the matmul that the quantisers use.
 
-use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, DispatchDevice, TensorMetadata, backend_extension};
+use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Device, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
-use burn_cubecl::tensor::CubeTensor;
-use burn_marlin::backend::cube::empty;
+use burn_marlin::backend::tma;
+use burn_marlin::device;
 use cubecl::client::Client;
-use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
-use cubek::matmul::launch::launch_ref;
-use cubek::matmul::multi_level::Strategy;
-use cubek::matmul::routine::BlueprintStrategy;
-use cubek::std::InputBinding;
 use marlin_kernels::{Runtime, Target};
 
 /// Returns the client of a CubeCL device that is not a CPU and has no autodiff. On CubeCL's CPU
 /// runtime, matmuls are slower than the host's own code.
 fn client(device: &Device) -> Option<Client> {
-    match device.as_dispatch() {
-        DispatchDevice::Cube(cube) if !device.is_autodiff() => {
-            Some(cube.client()).filter(|client| Target::of(client).runtime != Runtime::Cpu)
-        }
-        _ => None,
-    }
+    device::client(device).filter(|client| Target::of(client).runtime != Runtime::Cpu)
 }
 
 /// Returns true if weights are rounded on the device.
@@ -54,30 +43,10 @@ fn product_spec(a: &TensorSpec, b: &TensorSpec) -> TensorSpec {
 
 impl ProductBackend for CubeBackend {
     fn quant_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
-        let ([m, _], [_, n]) = (a.shape().dims(), b.shape().dims());
-        let (client, out) = (a.client.clone(), empty(&a, Shape::new([m, n]), DType::F32));
-        let elem = |tensor: &CubeTensor| dtype_to_storage_type(tensor.dtype);
-        let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems {
-            lhs: elem(&a),
-            rhs: elem(&b),
-            out: elem(&out),
-        });
-        let input = |tensor: &CubeTensor| InputBinding::new(tensor.clone().binding(), elem(tensor));
-        let strategy = Strategy::SpecializedTmaMma(BlueprintStrategy::Inferred(().into()));
-        match launch_ref(
-            &strategy.into(),
-            &client,
-            input(&a),
-            input(&b),
-            out.clone().binding(),
-            &mut dtypes,
-        ) {
-            Ok(()) => out,
-            Err(error) => {
-                tracing::debug!(?error, m, n, "Burn chooses another matmul");
-                matmul(a, b, None, MatmulStrategy::Cube, DType::F32)
-                    .unwrap_or_else(|error| panic!("matmul of {m} by {n}: {error:?}"))
-            }
-        }
+        tma::matmul(&a, &b, DType::F32).unwrap_or_else(|| {
+            let (left, right) = (a.shape(), b.shape());
+            matmul(a, b, None, MatmulStrategy::Cube, DType::F32)
+                .unwrap_or_else(|error| panic!("matmul of {left:?} by {right:?}: {error:?}"))
+        })
     }
 }

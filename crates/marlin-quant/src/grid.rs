@@ -26,12 +26,12 @@ impl Grid {
     /// Creates the levels for values in `low..=high`, a range that includes 0, as
     /// [`quantize_rtn`](marlin_format::quantize_rtn) defines them for the whole range.
     pub fn new([low, high]: [f32; 2], spec: &QuantSpec) -> Self {
-        let top = f32::from(spec.bits.max());
+        let top = f32::from(spec.value.max());
         let exact = spec.exact_scale(low, high);
-        let scale = spec.scale_dtype.round_scale(exact);
-        let zero = match spec.zero_points {
+        let scale = spec.scales.dtype.round_scale(exact);
+        let zero = match spec.has_zero_points() {
             true => (-low / scale).round_ties_even().clamp(0.0, top),
-            false => f32::from(spec.bits.midpoint()),
+            false => f32::from(spec.value.midpoint()),
         };
         Self {
             scale,
@@ -45,7 +45,7 @@ impl Grid {
     /// symmetric spec, each part is tried with either sign of the scale, because the levels reach
     /// one step further on one side of zero.
     pub fn candidates(spec: &QuantSpec) -> usize {
-        if spec.zero_points {
+        if spec.has_zero_points() {
             SHRINKS
         } else {
             2 * SHRINKS
@@ -54,7 +54,7 @@ impl Grid {
 
     /// Returns grid `index` of a search; the first has the levels of the whole range.
     pub fn candidate([low, high]: [f32; 2], index: usize, spec: &QuantSpec) -> Self {
-        let (part, sign) = match spec.zero_points {
+        let (part, sign) = match spec.has_zero_points() {
             true => (shrink(index), 1.0),
             false => (
                 shrink(index / 2),
@@ -86,7 +86,7 @@ impl Grid {
                 row,
                 column,
                 value: self.exact,
-                dtype: spec.scale_dtype,
+                dtype: spec.scales.dtype,
             }),
         }
     }

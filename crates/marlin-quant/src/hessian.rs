@@ -3,7 +3,7 @@
 use crate::QuantError;
 use crate::product::{outer, panel, panels, product};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
-use burn_marlin::device::apart;
+use burn_marlin::device::with_dedicated_memory;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -128,7 +128,7 @@ enum Drift {
 impl HessianSums {
     /// Creates empty sums for a layer of `features` input features.
     pub fn new(features: usize, device: &Device) -> Self {
-        let sum = apart(device, || {
+        let sum = with_dedicated_memory(device, || {
             Tensor::zeros([features, features], (device, DType::F32))
         });
         Self {

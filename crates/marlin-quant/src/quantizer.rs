@@ -39,7 +39,7 @@ pub trait Quantizer: Send + Sync {
     }
 
     /// Returns true if the quantiser uses second moments; otherwise they need not be summed.
-    fn looks_at_data(&self) -> bool {
+    fn needs_calibration(&self) -> bool {
         true
     }
 }
@@ -113,7 +113,7 @@ impl Quantizer for Rounding {
         }))
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn needs_calibration(&self) -> bool {
         false
     }
 }

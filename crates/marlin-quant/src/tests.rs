@@ -7,15 +7,9 @@ use burn::tensor::{Device, Tensor, TensorData};
 use marlin_format::{
     FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, Sparsity, quantize_rtn,
 };
+pub(crate) use marlin_testing::rng;
+use rand::RngExt;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
-
-#[path = "../../../tests/src/seed.rs"]
-mod seed;
-
-pub(crate) fn generator() -> StdRng {
-    StdRng::seed_from_u64(seed::seed())
-}
 
 pub(crate) fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {
     (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
@@ -81,7 +75,7 @@ pub(crate) const SPECS: [QuantSpec; 5] = [
 
 #[test]
 fn the_loss_is_that_of_the_outputs() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n) = (96, 40);
     let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
     let options = GptqOptions {
@@ -99,7 +93,7 @@ fn the_loss_is_that_of_the_outputs() {
 
 #[test]
 fn outputs_are_nearer_than_those_of_rounding() {
-    let mut rng = generator();
+    let mut rng = rng();
     for spec in SPECS {
         let (k, n) = (256, 48);
         let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
@@ -142,7 +136,7 @@ fn outputs_are_nearer_than_those_of_rounding() {
 
 #[test]
 fn clipping_leaves_no_larger_error_than_the_whole_range() {
-    let mut rng = generator();
+    let mut rng = rng();
     for spec in SPECS {
         let (k, n) = (200, 17);
         let mut weight = random(k * n, &mut rng);
@@ -171,7 +165,7 @@ fn clipping_leaves_no_larger_error_than_the_whole_range() {
 
 #[test]
 fn dead_features_are_rounded_and_counted() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n, spec) = (64, 8, SPECS[0]);
     let weight = random(k * n, &mut rng);
     let mut rows = activations(100, k, &mut rng);
@@ -201,7 +195,7 @@ fn dead_features_are_rounded_and_counted() {
 
 #[test]
 fn damping_grows_where_features_depend_on_each_other() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n) = (48, 4);
     let weight = random(k * n, &mut rng);
     let mut hessian = Hessian::new(k);
@@ -228,7 +222,7 @@ fn damping_grows_where_features_depend_on_each_other() {
 
 #[test]
 fn the_same_arguments_give_the_same_weight() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n) = (128, 200);
     let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
     let run = || gptq(&weight, n, &hessian, &SPECS[1], &GptqOptions::default()).unwrap();

@@ -1,9 +1,9 @@
-//! Chat templates, which put conversations into the form that a model was trained on. They render
-//! as in Hugging Face's `transformers`.
+//! Chat templates, which render conversations to text in the form that a model was trained on. They
+//! render as in Hugging Face's `transformers`.
 //!
-//! A template is a Jinja text. It is read from `chat_template.jinja`, or else from the field
+//! A template is a Jinja template. It is read from `chat_template.jinja`, or else from the field
 //! `chat_template` of `tokenizer_config.json`, or else from the same field of `chat_template.json`.
-//! The field is a text, or a list of named texts, of which `default` is used.
+//! The field is a string, or a list of named templates, of which `default` is used.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -22,12 +22,12 @@ use crate::{TextError, Tokenizer};
 pub struct Message {
     /// The speaker: `system`, `user` or `assistant`.
     pub role: String,
-    /// The text.
+    /// The text of the turn.
     pub content: String,
 }
 
 impl Message {
-    /// A message given to the model before the conversation.
+    /// Creates a message that is given to the model before the conversation.
     pub fn system(content: impl Into<String>) -> Self {
         Self {
             role: "system".into(),
@@ -35,7 +35,7 @@ impl Message {
         }
     }
 
-    /// A turn of the user.
+    /// Creates a turn of the user.
     pub fn user(content: impl Into<String>) -> Self {
         Self {
             role: "user".into(),
@@ -43,7 +43,7 @@ impl Message {
         }
     }
 
-    /// A turn of the model.
+    /// Creates a turn of the model.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self {
             role: "assistant".into(),
@@ -56,7 +56,7 @@ impl Message {
 #[derive(Debug)]
 pub struct ChatTemplate {
     worker: Worker,
-    /// The path of the file with the text.
+    /// The path of the file with the template.
     path: PathBuf,
     /// The text of the token that ends the model's turn, according to the tokenizer's config.
     eos_token: Option<String>,
@@ -142,7 +142,7 @@ impl ChatTemplate {
     }
 
     /// Renders messages that have more fields than [`Message`], such as `tool_calls`. Each message
-    /// is an object, which the template sees unchanged; otherwise as [`render`](Self::render).
+    /// is an object, which the template receives unchanged. See [`render`](Self::render).
     ///
     /// # Errors
     /// See [`render`](Self::render).

@@ -32,7 +32,7 @@ pub enum TextError {
         /// The cause.
         source: Failure,
     },
-    /// A `chat_template` that is neither a text nor a list with a template named `default`.
+    /// A `chat_template` that is neither a string nor a list with a template named `default`.
     #[error("`chat_template` in {} holds {found}; it must be a text, or a list with one named `default`", path.display())]
     ChatTemplateField {
         /// The file.
@@ -96,7 +96,7 @@ pub enum Failure {
     /// The template or tokenizer recurses, or is nested, until the stack is used up.
     #[error("it is nested too deeply, or without end")]
     Nesting,
-    /// The file of the template or tokenizer could not be read again.
+    /// The file of the tokenizer could not be read again when a new worker was started.
     #[error("its file cannot be read")]
     File(#[source] io::Error),
     /// The worker process could not be started, or it ended for another reason.

@@ -1,14 +1,14 @@
 //! The chat template and the tokenizer of a model's folder.
 //!
-//! - [`ChatTemplate`] puts a conversation into the form that a model was trained on.
-//! - [`Tokenizer`] encodes texts to tokens and decodes tokens to texts; [`TextStream`] does so
+//! - [`ChatTemplate`] renders a conversation to text in the form that a model was trained on.
+//! - [`Tokenizer`] encodes texts to tokens and decodes tokens to texts; [`TextStream`] decodes
 //!   token by token.
 //!
-//! A template is a program, and a tokenizer nearly one: from an untrusted folder, either may run
-//! forever, use all memory, or crash the process. Both run in a *worker*, which has a limit of time
-//! and memory for every call. If the program calls [`init`] first in `main`, a worker is a separate
-//! process, started from the program's own executable. A failure of the worker becomes a
-//! [`Failure`], and the next call starts a new worker.
+//! A template is a program, and a tokenizer is close to one: from an untrusted folder, either may
+//! run forever, use all memory, or crash the process. Templates and tokenizers run in a *worker*,
+//! which limits the time and memory of every call. If the program calls [`init`] first in `main`, a
+//! worker is a separate process, started from the program's own executable. A failure of the worker
+//! becomes a [`Failure`], and the next call starts a new worker.
 //!
 //! ```
 //! fn main() -> Result<(), marlin_text::TextError> {
@@ -45,8 +45,8 @@ pub use worker::init;
 
 #[cfg(test)]
 mod tests {
-    /// A tokenizer.json of byte-level BPE with the bytes 0..=255 as tokens, then `<s>` 256 and
-    /// `</s>` 257. It starts texts with `<s>`.
+    /// Returns a `tokenizer.json` of byte-level BPE with the bytes 0..=255 as tokens, then `<s>`
+    /// 256 and `</s>` 257. It starts texts with `<s>`.
     pub fn byte_level_tokenizer() -> serde_json::Value {
         serde_json::from_str(include_str!("../tests/byte_level.json")).unwrap()
     }

@@ -16,16 +16,16 @@ pub struct Tokenizer {
     vocab_size: usize,
     /// The number of tokens in the model's vocabulary; `usize::MAX` if no model is known.
     model_vocab_size: usize,
-    /// Tokens that stand for no text.
+    /// The special tokens, which decoding skips.
     special: Arc<BTreeSet<u32>>,
     /// Tokens added to those of the tokenizer's algorithm, including special tokens.
     added: Arc<BTreeSet<u32>>,
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`, and the tokens that the configs beside it add. Tokens that are
-    /// only in `tokenizer_config.json`, `special_tokens_map.json` or `added_tokens.json` are
-    /// treated as in `transformers`, which numbers them on from the last token of `tokenizer.json`.
+    /// Reads a `tokenizer.json`, and the tokens that the configs beside it add. As in
+    /// `transformers`, tokens that are only in `tokenizer_config.json`, `special_tokens_map.json`
+    /// or `added_tokens.json` get the ids after the last token of `tokenizer.json`.
     ///
     /// Truncation and padding in the file are ignored: a prompt is encoded as it is.
     ///
@@ -127,7 +127,7 @@ impl Tokenizer {
         }
     }
 
-    /// Returns true if a token is a special one, which stands for no text.
+    /// Returns true if a token is a special token, which decoding skips.
     pub fn is_special(&self, token: u32) -> bool {
         self.special.contains(&token)
     }
@@ -165,7 +165,8 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the token of a word such as `<|endoftext|>`, if there is one.
+    /// Returns the id of the token with a text such as `<|endoftext|>`; `None` if there is no such
+    /// token.
     ///
     /// # Errors
     /// [`TextError::Tokenizer`] if the call of the worker fails.

@@ -126,7 +126,7 @@ impl TokenizerConfig {
         })
     }
 
-    /// Returns the special tokens that a chat template can name, and their texts.
+    /// Returns the names of the special tokens that a chat template can use, and their texts.
     pub fn template_tokens(&self) -> BTreeMap<String, String> {
         self.named
             .iter()
@@ -188,7 +188,8 @@ impl Token {
     }
 }
 
-/// The token of a field of special tokens, which is a text or an object; `None` for another value.
+/// Returns the special token in a field, which is a string or an object; `None` for any other
+/// value.
 fn special_token(field: &Value) -> Option<AddedToken> {
     match field {
         Value::String(text) => Some(AddedToken::from(text.as_str(), true)),
@@ -205,7 +206,8 @@ fn is_empty(field: &Value) -> bool {
     }
 }
 
-/// The field `extra_special_tokens`, or the field of the older name if that one is empty.
+/// Returns the field `extra_special_tokens`, or if it is empty the field of the older name,
+/// `additional_special_tokens`.
 fn extra_field(config: &Value) -> &Value {
     let field = &config["extra_special_tokens"];
     if is_empty(field) {
@@ -215,7 +217,7 @@ fn extra_field(config: &Value) -> &Value {
     }
 }
 
-/// The special tokens with a name.
+/// Returns the special tokens with a name, and their names.
 fn named(config: &Value) -> Vec<(String, AddedToken)> {
     let own = config
         .as_object()

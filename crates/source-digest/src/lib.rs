@@ -1,11 +1,11 @@
-//! Digests of the Rust sources that a function is made of: its own source, and the sources of all
-//! items that it names, directly or through other items.
+//! Digests of the Rust sources that define a function: the function's own source, and the sources
+//! of all items that it names, directly or through other items.
 //!
-//! A kernel's text and a measurement of it are stale if the digest has changed. Sources are found
-//! by walking `mod`s, `use`s and paths from the function, item by item, so that no list of files
-//! has to be kept; comments, documentation and tests are left out. Names are resolved in the scope
-//! of their file without types: where that is not enough, more items are taken than are used. For
-//! example, all `impl` blocks of a type are taken.
+//! If the digest has changed, the text of a kernel and a measurement of the kernel are stale.
+//! Sources are found by following `mod`s, `use`s and paths from the function, item by item, so that
+//! no list of files has to be kept. Comments, documentation and tests are excluded. Names are
+//! resolved in the scope of their file, without types. Where that is not enough, more items are
+//! included than are used; for example, all `impl` blocks of a type are included.
 //!
 //! ```no_run
 //! use source_digest::Sources;
@@ -29,10 +29,10 @@ use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The reason why sources have no digest.
+/// The reason why a digest of sources cannot be computed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file cannot be read.
+    /// A file that cannot be read.
     #[error("{path}: {source}", path = path.display())]
     File {
         /// The file.
@@ -40,7 +40,7 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
-    /// A file is not Rust that the parser accepts.
+    /// A file that the parser does not accept as Rust.
     #[error("{path}: {source}", path = path.display())]
     Parse {
         /// The file.
@@ -48,29 +48,29 @@ pub enum Error {
         /// The cause.
         source: syn::Error,
     },
-    /// A module is declared but has no file.
+    /// A declared module without a file.
     #[error("{path}: no file of `mod {module};`", path = path.display())]
     NoModule {
         /// The file with the declaration.
         path: PathBuf,
-        /// The module.
+        /// The name of the module.
         module: String,
     },
-    /// No module or item has the name of a root.
+    /// A root that names no module or item.
     #[error(
         "nothing is named `{0}`: it starts with the name of a crate that was read, and ends with that of a module or an item"
     )]
     NoRoot(String),
 }
 
-/// The parsed sources of some crates.
+/// The parsed sources of one or more crates.
 #[derive(Debug, Default)]
 pub struct Sources {
     modules: Vec<Module>,
     items: Vec<Item>,
     /// The root module of each crate, by the crate's name in paths.
     crates: BTreeMap<String, usize>,
-    /// Macros by name. They are treated as visible everywhere.
+    /// The macros, by name. Every macro is treated as visible everywhere.
     macros: BTreeMap<String, Vec<usize>>,
     /// The `impl` blocks of each type, or of each trait for types of other crates.
     impls: BTreeMap<usize, Vec<usize>>,
@@ -81,7 +81,7 @@ impl Sources {
     /// root module.
     ///
     /// # Errors
-    /// A file cannot be read or parsed.
+    /// An [`Error`] if a file cannot be read or parsed.
     pub fn read(crates: &[(&str, &Path)]) -> Result<Self, Error> {
         let mut sources = Self::default();
         for (name, file) in crates {
@@ -96,7 +96,7 @@ impl Sources {
     /// module, all of whose items are then roots.
     ///
     /// # Errors
-    /// A root does not exist.
+    /// [`Error::NoRoot`] if a root does not exist.
     pub fn reached_from(&self, roots: &[&str]) -> Result<Reached<'_>, Error> {
         let mut waiting = Vec::new();
         for root in roots {
@@ -128,8 +128,8 @@ pub struct Reached<'a> {
 }
 
 impl Reached<'_> {
-    /// The digest of the items, in 32 hexadecimal digits. Neither the order of items in a file nor
-    /// comments change it.
+    /// Returns the digest of the items, in 32 hexadecimal digits. The digest depends neither on the
+    /// order of items in a file nor on comments.
     pub fn digest(&self) -> String {
         let mut texts: Vec<(&str, &str)> = self
             .items
@@ -152,7 +152,7 @@ impl Reached<'_> {
             .collect()
     }
 
-    /// The files of the items.
+    /// Returns the files that contain the items.
     pub fn files(&self) -> BTreeSet<&Path> {
         self.items
             .iter()
@@ -164,7 +164,8 @@ impl Reached<'_> {
             .collect()
     }
 
-    /// The names of the items with the paths of their modules; `impl` blocks have none.
+    /// Returns the names of the items, including the paths of their modules. `impl` blocks have no
+    /// names.
     pub fn names(&self) -> BTreeSet<String> {
         let names = |&item: &usize| {
             let item = &self.sources.items[item];
@@ -175,7 +176,7 @@ impl Reached<'_> {
         self.items.iter().flat_map(names).collect()
     }
 
-    /// The path of an item's module, and its text.
+    /// Returns the path of an item's module, and the item's text.
     fn place_and_text(&self, item: usize) -> (&str, &str) {
         let item = &self.sources.items[item];
         (&self.sources.modules[item.module].path, &item.text)

@@ -8,34 +8,34 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use syn::{Attribute, Item as Syntax, UseTree};
 
-/// A module: a file, or an inline module in one.
+/// A module: a whole file, or an inline module in a file.
 #[derive(Debug)]
 pub struct Module {
-    /// The path of the module, with the crate's name.
+    /// The path of the module, starting with the name of the crate.
     pub path: String,
     /// The file that contains the module.
     pub file: PathBuf,
-    /// The parent module.
+    /// The index of the parent module.
     pub parent: Option<usize>,
-    /// The child modules, by name.
+    /// The indices of the child modules, by name.
     pub children: BTreeMap<String, usize>,
-    /// The items of the module, by each of their names.
+    /// The indices of the module's items, by each of their names.
     pub items: BTreeMap<String, Vec<usize>>,
     /// The names that `use` imports, and the paths that they stand for.
     pub imports: Vec<(String, Vec<String>)>,
     /// The paths of `use path::*`.
     pub globs: Vec<Vec<String>>,
-    /// The traits of the module.
+    /// The indices of the traits of the module.
     pub traits: Vec<usize>,
 }
 
 /// An item other than a module or a `use`.
 #[derive(Debug)]
 pub struct Item {
-    /// The module that contains the item.
+    /// The index of the module that contains the item.
     pub module: usize,
-    /// The name of the item. A macro call has all names in it, since it may define any of them; an
-    /// `impl` block has none.
+    /// The names of the item. A macro call has all names in it, because it may define any of them.
+    /// `impl` blocks and macro definitions have no names here.
     pub names: Vec<String>,
     /// The tokens of the item without documentation and lints, as text.
     pub text: String,
@@ -46,7 +46,7 @@ pub struct Item {
 }
 
 impl Sources {
-    /// Reads the crate whose root module is in `file`, and returns that module.
+    /// Reads the crate whose root module is in `file`, and returns the index of that module.
     pub(crate) fn read_crate(&mut self, name: &str, file: &Path) -> Result<usize, Error> {
         self.read_file(
             name.to_owned(),
@@ -56,7 +56,7 @@ impl Sources {
         )
     }
 
-    /// Reads the module in a file, whose own modules are files in `folder`.
+    /// Reads the module in a file. Child modules are files in `folder`.
     fn read_file(
         &mut self,
         path: String,
@@ -195,7 +195,8 @@ impl Sources {
             Syntax::TraitAlias(item) => names.push(plain(&item.ident)),
             Syntax::Type(item) => names.push(plain(&item.ident)),
             Syntax::Union(item) => names.push(plain(&item.ident)),
-            // Items of another language, or unknown to the parser, may define any name in them.
+            // Items of another language, or unknown to the parser, may define any name that occurs
+            // in the item.
             _ => names.extend(found.iter().flatten().cloned()),
         }
         for name in &names {

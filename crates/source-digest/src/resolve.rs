@@ -2,8 +2,8 @@
 
 use crate::Sources;
 
-/// The suffixes that `#[derive(CubeType)]` and `#[cube(launch)]` append to the name of an item for
-/// the items that they define.
+/// The suffixes that `#[derive(CubeType)]` and `#[cube(launch)]` append to the name of an item to
+/// name the items that they define.
 const DERIVED: [&str; 3] = ["CompilationArg", "Expand", "Launch"];
 /// The maximum depth of imports through imports: a longer chain is a cycle.
 const MAX_DEPTH: usize = 16;
@@ -79,7 +79,7 @@ impl Sources {
             Definition::Item(item) => vec![item],
             Definition::Module(module) => self.items_in(module),
         };
-        // A function may have the name of its module.
+        // If a function and a module have the same name, only the function is the root.
         let has_item = definitions
             .iter()
             .any(|definition| matches!(definition, Definition::Item(_)));
@@ -90,7 +90,8 @@ impl Sources {
             .collect()
     }
 
-    /// Finds the types of all `impl` blocks; for types of other crates, the traits.
+    /// Finds the types of all `impl` blocks. For types of other crates, the traits are used
+    /// instead.
     pub(crate) fn find_impls(&mut self) {
         for id in 0..self.items.len() {
             let item = &self.items[id];
@@ -182,8 +183,8 @@ impl Sources {
         definitions
     }
 
-    /// Returns the definitions that a name stands for in a module: those defined there, those
-    /// imported by name, and those imported by `*`.
+    /// Returns the definitions that a name stands for in a module. Definitions in the module and
+    /// imports by name take precedence over imports by `*`.
     fn lookup(&self, module: usize, name: &str, depth: usize) -> Vec<Definition> {
         if depth >= MAX_DEPTH {
             return Vec::new();

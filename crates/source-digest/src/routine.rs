@@ -1,4 +1,4 @@
-//! The routines of this workspace, and the root functions of their sources.
+//! Routines of this workspace: groups of kernels, and the root functions of their sources.
 
 use crate::{Error, Reached, Sources};
 use std::path::Path;
@@ -6,27 +6,27 @@ use std::path::Path;
 /// The crates with kernels: their names in paths, and the files of their root modules.
 const CRATES: [(&str, &str); 4] = [
     ("ladder", "examples/ladder/src/lib.rs"),
-    ("marlin_decode", "crates/marlin-decode/src/lib.rs"),
+    ("marlin_nn", "crates/marlin-nn/src/lib.rs"),
     ("marlin_format", "crates/marlin-format/src/lib.rs"),
     ("marlin_kernels", "crates/marlin-kernels/src/lib.rs"),
 ];
 
-/// A group of kernels that the ledger of machine code keeps under one name.
+/// A group of kernels with one name in the ledger of machine code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Routine {
-    /// Marlin with `mma.sync`.
+    /// The Marlin matmul with `mma.sync`.
     MmaSync,
-    /// Marlin with `wgmma`.
+    /// The Marlin matmul with `wgmma`.
     Wgmma,
     /// The matmul of one row, on clusters of blocks.
     Gemv,
-    /// The logits of a float head.
+    /// The logits of a float lm_head.
     Head,
-    /// The norm and the gates.
+    /// The RMS norm, and the SiLU gate with its multiplication.
     Rows,
-    /// Attention of a decode step, and of prompts without tensor cores.
+    /// The attention of a decode step, and of prompts without tensor cores.
     Attention,
-    /// Attention of prompts on tensor cores.
+    /// The attention of prompts on tensor cores.
     Flash,
     /// The steps of `examples/ladder`.
     Ladder,
@@ -45,7 +45,7 @@ impl Routine {
         Self::Ladder,
     ];
 
-    /// The name of the routine in the ledger and in records.
+    /// Returns the name of the routine in the ledger and in records.
     pub const fn name(self) -> &'static str {
         match self {
             Self::MmaSync => "mma_sync",
@@ -64,19 +64,19 @@ impl Routine {
         Self::ALL.into_iter().find(|routine| routine.name() == name)
     }
 
-    /// The functions that generate the CUDA text of the routine's kernels.
+    /// Returns the paths of the functions that generate the CUDA text of the routine's kernels.
     pub const fn roots(self) -> &'static [&'static str] {
         match self {
             Self::MmaSync => &["marlin_kernels::matmul::mma_sync::source"],
             Self::Wgmma => &["marlin_kernels::matmul::wgmma::source"],
             Self::Gemv => &["marlin_kernels::matmul::gemv::source"],
-            Self::Head => &["marlin_kernels::matmul::head::source"],
+            Self::Head => &["marlin_kernels::matmul::lm_head::source"],
             Self::Rows => &[
-                "marlin_decode::kernels::rms_norm_source",
-                "marlin_decode::kernels::silu_mul_source",
+                "marlin_nn::kernels::rms_norm_source",
+                "marlin_nn::kernels::silu_mul_source",
             ],
-            Self::Attention => &["marlin_decode::kernels::attention::source"],
-            Self::Flash => &["marlin_decode::kernels::flash::source"],
+            Self::Attention => &["marlin_nn::kernels::attention::source"],
+            Self::Flash => &["marlin_nn::kernels::flash::source"],
             Self::Ladder => &["ladder::source::source"],
         }
     }
@@ -84,7 +84,7 @@ impl Routine {
     /// Returns the sources of the routine.
     ///
     /// # Errors
-    /// One of the routine's functions is not in `sources`.
+    /// [`Error::NoRoot`] if one of the routine's functions is not in `sources`.
     pub fn sources(self, sources: &Sources) -> Result<Reached<'_>, Error> {
         sources.reached_from(self.roots())
     }
@@ -93,7 +93,7 @@ impl Routine {
 /// Reads the crates with kernels from the workspace in the folder `root`.
 ///
 /// # Errors
-/// A file cannot be read or parsed.
+/// An [`Error`] if a file cannot be read or parsed.
 pub fn workspace(root: &Path) -> Result<Sources, Error> {
     let files = CRATES.map(|(name, file)| (name, root.join(file)));
     Sources::read(&files.each_ref().map(|(name, file)| (*name, file.as_path())))
@@ -103,7 +103,7 @@ pub fn workspace(root: &Path) -> Result<Sources, Error> {
 /// of whole models use this digest.
 ///
 /// # Errors
-/// One of the functions is not in `sources`.
+/// [`Error::NoRoot`] if one of the functions is not in `sources`.
 pub fn step_digest(sources: &Sources) -> Result<String, Error> {
     let matmuls = [
         Routine::MmaSync,
@@ -114,6 +114,6 @@ pub fn step_digest(sources: &Sources) -> Result<String, Error> {
     .map(Routine::roots)
     .concat();
     Ok(sources
-        .reached_from(&[&matmuls[..], &["marlin_decode::kernels"]].concat())?
+        .reached_from(&[&matmuls[..], &["marlin_nn::kernels"]].concat())?
         .digest())
 }

@@ -1,4 +1,4 @@
-//! The paths that a stream of tokens names.
+//! Extraction of the paths that a stream of tokens names.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
@@ -45,8 +45,8 @@ fn ends_in_hash(tokens: &[TokenTree]) -> bool {
     is(tokens.last(), '#') || is(tokens.last(), '!') && is(Some(before), '#')
 }
 
-/// Returns every path of one name or more in the tokens, including those inside groups. `a::{b, c}`
-/// gives `a::b` and `a::c`. Names after a dot are left out: they are methods and fields.
+/// Returns every path of one name or more in the tokens, including paths inside groups. `a::{b, c}`
+/// gives `a::b` and `a::c`. Names after a dot are excluded, because they are methods and fields.
 pub fn paths(tokens: TokenStream) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     collect(tokens, &[], &mut found);

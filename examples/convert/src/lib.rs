@@ -10,7 +10,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_marlin::device::free_memory;
 use burn_marlin::fusion::{FusionCount, fusion_count};
-use burn_marlin::{QuantSpec, Report, W4A16};
+use burn_marlin::{QuantSpec, Report, WeightQuantizer};
 
 pub use error::CompareError;
 pub use model::{CLASSES, HEAD_FEATURES, Model};
@@ -147,7 +147,7 @@ pub fn compare(options: &Options, device: &Device) -> Result<Comparison, Compare
     .cast(options.dtype);
     let before = run(&model, &x, options.runs, device)?;
 
-    let (model, report) = W4A16::new(options.spec)
+    let (model, report) = WeightQuantizer::new(options.spec)
         .quantize(model)
         .map_err(burn_marlin::Error::from)?;
 

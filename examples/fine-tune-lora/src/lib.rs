@@ -9,8 +9,8 @@ use burn::module::{Lora, Module, ParamGroup};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData, activation};
-use burn_marlin::{GroupSize, QuantSpec, Report, W4A16};
-use marlin_llama::{Llama, LlamaModel, OpenOptions, perplexity};
+use burn_marlin::{GroupSize, QuantSpec, Report, WeightQuantizer};
+use marlin_lm::{LanguageModel, Model, OpenOptions, perplexity};
 
 /// The settings of the training.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +43,7 @@ impl Default for Options {
 /// learn.
 pub struct Prepared {
     /// The model, not yet in training.
-    pub model: LlamaModel,
+    pub model: Model,
     /// The report of the conversion.
     pub report: Report,
     /// The tokens of the text.
@@ -61,7 +61,7 @@ pub fn prepare(
     device: &Device,
 ) -> Result<Prepared, Box<dyn Error>> {
     // Gradients can leave the range of f16.
-    let llama = Llama::open(
+    let llama = LanguageModel::open(
         folder,
         device,
         &OpenOptions {
@@ -70,8 +70,8 @@ pub fn prepare(
         },
     )?;
     let tokens = llama.tokenizer()?.encode(text)?;
-    let w4a16 = W4A16::new(QuantSpec::int4(GroupSize::G128));
-    let (model, report) = w4a16
+    let quantizer = WeightQuantizer::new(QuantSpec::int4(GroupSize::G128));
+    let (model, report) = quantizer
         .quantize(Arc::unwrap_or_clone(llama.model))
         .map_err(|refused| refused.error)?;
     // This freezes all other parameters.
@@ -88,10 +88,10 @@ pub fn prepare(
 /// # Errors
 /// Returns an error if there are fewer tokens than one sequence and its target.
 pub fn train(
-    model: LlamaModel,
+    model: Model,
     tokens: &[u32],
     options: &Options,
-) -> Result<(LlamaModel, Vec<f32>), Box<dyn Error>> {
+) -> Result<(Model, Vec<f32>), Box<dyn Error>> {
     let Options {
         steps,
         batch,
@@ -140,7 +140,7 @@ pub fn train(
 ///
 /// # Errors
 /// Returns the errors of [`perplexity`].
-pub fn measure(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<f64, Box<dyn Error>> {
+pub fn measure(model: &Model, tokens: &[u32], seq: usize) -> Result<f64, Box<dyn Error>> {
     Ok(perplexity(model, tokens, seq, |_| {})?.perplexity)
 }
 
@@ -148,7 +148,7 @@ pub fn measure(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<f64, Bo
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
-pub fn save_adapters(model: LlamaModel, file: &Path) -> Result<(), Box<dyn Error>> {
+pub fn save_adapters(model: Model, file: &Path) -> Result<(), Box<dyn Error>> {
     Ok(model
         .into_record_group(ParamGroup::from_predicate(".lora."))
         .save(file)?)
@@ -158,6 +158,6 @@ pub fn save_adapters(model: LlamaModel, file: &Path) -> Result<(), Box<dyn Error
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, or has adapters of another model or rank.
-pub fn load_adapters(model: LlamaModel, file: &Path) -> Result<LlamaModel, Box<dyn Error>> {
+pub fn load_adapters(model: Model, file: &Path) -> Result<Model, Box<dyn Error>> {
     Ok(model.try_load_record(ModuleRecord::load(file)?.allow_partial(true))?)
 }

@@ -28,7 +28,7 @@ struct Args {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    marlin_llama::init();
+    marlin_lm::init();
     let args = Args::parse();
     burn_marlin::install()?;
     let device = Device::default();

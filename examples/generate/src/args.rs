@@ -57,9 +57,9 @@ pub enum GenerateError {
     #[error("--device {name}: no such device is present")]
     NoDevice { name: String },
     #[error(transparent)]
-    Llama(#[from] marlin_llama::LlamaError),
+    Model(#[from] marlin_lm::ModelError),
     #[error(transparent)]
-    Text(#[from] marlin_llama::TextError),
+    Text(#[from] marlin_lm::TextError),
     #[error("--chat: {} has no chat template", dir.display())]
     NoTemplate { dir: PathBuf },
     #[error("the text could not be written")]

@@ -1,4 +1,4 @@
-//! Continues a text with a Llama, token by token: shows every part of marlin-llama that a program
+//! Continues a text with a Llama, token by token: shows every part of marlin-lm that a program
 //! for text needs.
 
 mod args;
@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use marlin_llama::{
-    ChatTemplate, Decoded, Decoder, Llama, LlamaError, Message, OpenOptions, SequenceOptions,
-    TextStream,
+use marlin_lm::{
+    ChatTemplate, Engine, LanguageModel, Message, ModelError, OpenOptions, RequestParams,
+    StepOutput, TextStream,
 };
 
 use crate::args::{Args, GenerateError, open_device};
@@ -19,7 +19,7 @@ use crate::args::{Args, GenerateError, open_device};
 fn main() -> ExitCode {
     // Tokenizers and chat templates run in a second process of this program; in that process the
     // call does not return.
-    marlin_llama::init();
+    marlin_lm::init();
     let error = match run(&Args::parse()) {
         Ok(()) => return ExitCode::SUCCESS,
         // The reader has closed the pipe, as in `generate-text | head`.
@@ -47,7 +47,7 @@ fn run(args: &Args) -> Result<(), GenerateError> {
 
     // Opens a Hugging Face folder: the model, its tokenizer and its generation_config. Quantised
     // weights stay quantised.
-    let llama = Llama::open(&args.model, &device, &OpenOptions::default())?;
+    let llama = LanguageModel::open(&args.model, &device, &OpenOptions::default())?;
     let tokenizer = llama.tokenizer()?;
     let mut sampling = llama.generation.sampling;
     sampling.temperature = args.temperature.unwrap_or(sampling.temperature);
@@ -66,14 +66,14 @@ fn run(args: &Args) -> Result<(), GenerateError> {
         tokenizer.encode(&args.prompt)?
     };
 
-    // A decoder for one sequence; there can be up to 128. On CUDA the warm-up records the graph of
+    // An engine for one sequence; there can be up to 128. On CUDA the warm-up records the graph of
     // a step.
-    let mut decoder = Decoder::new(llama.model.clone(), 1)?;
-    decoder.warm_up(prompt.len());
+    let mut engine = Engine::new(llama.model.clone(), 1)?;
+    engine.warm_up(prompt.len());
     let start = Instant::now();
-    decoder.join(
+    engine.add_request(
         &prompt,
-        &SequenceOptions {
+        &RequestParams {
             sampling,
             suppression,
             seed: args.seed,
@@ -90,16 +90,16 @@ fn run(args: &Args) -> Result<(), GenerateError> {
         write!(out, "{}", args.prompt)?;
     }
     let (mut tokens, mut first) = (0_usize, None);
-    while decoder.sequences() > 0 {
+    while engine.sequences() > 0 {
         // The first step reads the prompt; every step gives one token for each sequence.
-        for Decoded { token, end, .. } in decoder.step()? {
+        for StepOutput { token, end, .. } in engine.step()? {
             first.get_or_insert_with(|| start.elapsed());
             if let Some(token) = token {
                 tokens += 1;
                 write!(out, "{}", stream.push(token)?.unwrap_or_default())?;
                 out.flush()?;
             }
-            end.transpose().map_err(LlamaError::from)?;
+            end.transpose().map_err(ModelError::from)?;
         }
     }
     writeln!(out, "{}", stream.finish()?.unwrap_or_default())?;

@@ -1,11 +1,12 @@
-//! The program prints the text of `Llama::generate`; a missing folder is an error that names it.
+//! The program prints the text of `LanguageModel::generate`; a missing folder is an error that
+//! names it.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use burn::tensor::Device;
-use marlin_llama::{GenerateOptions, Llama, OpenOptions, Sampling};
+use marlin_lm::{GenerateOptions, LanguageModel, OpenOptions, Sampling};
 
 const PROMPT: &str = "/// Returns the number of ";
 
@@ -32,7 +33,7 @@ fn greedy_text_is_that_of_the_library() {
     let report = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{report}");
 
-    let llama = Llama::open(shipped(), &Device::flex(), &OpenOptions::default())
+    let llama = LanguageModel::open(shipped(), &Device::flex(), &OpenOptions::default())
         .unwrap_or_else(|error| panic!("{error}"));
     let options = GenerateOptions {
         sampling: Sampling::GREEDY,

@@ -37,17 +37,17 @@ impl Data {
         let problem = problem(m, k, n);
         let mut rng = SmallRng::seed_from_u64(seed);
         let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=15)).collect();
-        let words = PlainLayout::new(k, n, problem.spec().bits)
+        let qweight = PlainLayout::new(k, n, problem.spec().value)
             .pack_with(|row, column| q[row * n + column]);
-        let scales: Vec<f32> = (0..problem.spec().group.count(k) * n)
+        let scales: Vec<f32> = (0..problem.spec().scales.group.count(k) * n)
             .map(|_| rng.random_range(0.002..0.02))
             .collect();
-        let scales = Scales::from_f32(&scales, problem.spec().scale_dtype);
+        let scales = Scales::from_f32(&scales, problem.spec().scales.dtype);
         let weight = PlainWeight::new(PlainParts {
             k,
             n,
             spec: problem.spec(),
-            words,
+            qweight,
             metadata: None,
             scales,
             zero_points: None,
@@ -140,13 +140,14 @@ impl Buffers {
                 .collect()
         };
         let layout = problem.weight.tiles();
-        let scales = ScaleLayout::new(&layout, problem.spec().group).pack(data.weight.scales())?;
+        let scales =
+            ScaleLayout::new(&layout, problem.spec().scales.group).pack(data.weight.scales())?;
         Ok(Self {
             x: client.create_from_slice(&bytes(&data.x)),
             out: client.empty(2 * problem.m * problem.n()),
             plain: upload(
                 WeightLayout::Plain,
-                data.weight.words(),
+                data.weight.qweight(),
                 data.weight.scales(),
             ),
             tile: upload(WeightLayout::Tile, &layout.pack(&data.weight)?, &scales),
@@ -172,7 +173,7 @@ impl Buffers {
         let [words, scales] = &copies[call % copies.len()];
         Args {
             x: buffer(&self.x, m * k),
-            words: buffer(words, tensors.words.elements()),
+            words: buffer(words, tensors.qweight.elements()),
             scales: buffer(scales, tensors.scales.elements()),
             out: buffer(out.unwrap_or(&self.out), m * n),
         }

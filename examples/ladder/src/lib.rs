@@ -235,7 +235,7 @@ impl Step {
         let tensors = problem.weight.in_layout(self.layout).tensors();
         for (operand, expected, found) in [
             ("activations", m * k, args.x.len()),
-            ("words", tensors.words.elements(), args.words.len()),
+            ("words", tensors.qweight.elements(), args.words.len()),
             ("scales", tensors.scales.elements(), args.scales.len()),
             ("output", m * n, args.out.len()),
         ] {

@@ -8,7 +8,7 @@ use cubecl::client::Client;
 use ladder::data::{Buffers, Data, TOLERANCE};
 use ladder::{LadderError, STEPS, Step, problem};
 use marlin_kernels::QuantProblem;
-use record::Row;
+use record::StepFigure;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -144,7 +144,7 @@ fn measure(
     copies: usize,
     step: &Step,
     problem: &QuantProblem,
-) -> Result<Option<Row>, LadderError> {
+) -> Result<Option<StepFigure>, LadderError> {
     let (m, k, n) = (problem.m, problem.k(), problem.n());
     let error = data.relative_error(&buffers.run(client, step, problem)?);
     let line = format!("{m:>5} {k:>6} {n:>6}  {:>4} {:16}", step.number, step.name);
@@ -170,7 +170,7 @@ fn measure(
     let text = ladder::source::digest(client, step.number, problem);
     #[cfg(not(feature = "cuda"))]
     let text = None;
-    Ok(Some(Row {
+    Ok(Some(StepFigure {
         routine: "ladder",
         text,
         step: step.number,

@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 
 /// One figure.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct StepFigure {
     /// Always "ladder".
     pub routine: &'static str,
     /// The digest of the kernel's CUDA text; `None` in a build without the feature `cuda`, and on
@@ -34,11 +34,11 @@ struct Record<'a> {
     card: &'a str,
     driver: String,
     date: String,
-    rows: &'a [Row],
+    rows: &'a [StepFigure],
 }
 
 /// Writes the rows of a run.
-pub fn write(path: &Path, card: &str, rows: &[Row]) -> Result<(), LadderError> {
+pub fn write(path: &Path, card: &str, rows: &[StepFigure]) -> Result<(), LadderError> {
     let record = Record {
         card,
         driver: driver(),

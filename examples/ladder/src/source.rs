@@ -7,13 +7,13 @@ use crate::step_1_naive::{THREADS, naive::Naive};
 use crate::step_2_wide::{Block, wide::Wide};
 use crate::step_3_shared::shared_tile::SharedTile;
 use crate::step_4_tensor_cores::tensor_cores::TensorCores;
-use crate::step_5_async::{Config, pipelined::Pipelined};
+use crate::step_5_async::{AsyncConfig, pipelined::Pipelined};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_kernels::inspect::{
-    Source, buffer, cuda_text, properties, settings, shared_limit, source_of, target,
+    KernelSource, buffer, cuda_text, properties, settings, shared_limit, source_of, target,
 };
-use marlin_kernels::{Card, QuantProblem, Target, plan};
+use marlin_kernels::{QuantProblem, Target, plan};
 
 /// The text of step `number`, 1 to 5, for `m` rows of activations on a card of compute capability
 /// `capability` (80 for 8.0).
@@ -21,7 +21,7 @@ use marlin_kernels::{Card, QuantProblem, Target, plan};
 /// # Errors
 /// Returns an error for a step without a kernel in this crate, or one that does not fit in a block
 /// of the card.
-pub fn source(number: usize, m: usize, capability: u32) -> Result<Source, LadderError> {
+pub fn source(number: usize, m: usize, capability: u32) -> Result<KernelSource, LadderError> {
     let message = |message: String| LadderError::Compile {
         step: number,
         message,
@@ -99,7 +99,7 @@ pub fn source(number: usize, m: usize, capability: u32) -> Result<Source, Ladder
             capability,
         ),
         5 => {
-            let config = Config::new(m, shared_limit(capability));
+            let config = AsyncConfig::new(m, shared_limit(capability));
             let config = config
                 .ok_or_else(|| message(format!("{m} rows fit no block of sm_{capability}")))?;
             cuda_text(
@@ -127,7 +127,7 @@ pub fn source(number: usize, m: usize, capability: u32) -> Result<Source, Ladder
 /// The digest of the CUDA text of step `number` for a problem: of step 6 that of the kernel that
 /// the library plans. `None` on other devices than NVIDIA's, and for what has no kernel.
 pub fn digest(client: &Client, number: usize, problem: &QuantProblem) -> Option<String> {
-    let capability = Card::of(client)?.capability;
+    let capability = Target::of(client).card?.capability;
     let source = match number {
         6 => source_of(
             problem,

@@ -48,14 +48,14 @@ const MAX_STAGES: usize = 4;
 
 /// The compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Config {
+pub(crate) struct AsyncConfig {
     /// The number of n8 tiles (8 rows of activations) of a block.
     pub tiles: usize,
     /// Stages of a warp.
     pub stages: usize,
 }
 
-impl Config {
+impl AsyncConfig {
     /// Takes as many rows as M needs and as many stages as fit, or fewer rows if two stages do not
     /// fit.
     pub fn new(m: usize, shared_limit: usize) -> Option<Self> {
@@ -89,7 +89,7 @@ fn start_copies(
     m: u32,
     n: u32,
     k: u32,
-    #[comptime] config: Config,
+    #[comptime] config: AsyncConfig,
 ) {
     let lane = lane();
     let chunks_n = n / 64;
@@ -164,7 +164,7 @@ pub(crate) fn pipelined(
     m: u32,
     n: u32,
     k: u32,
-    #[comptime] config: Config,
+    #[comptime] config: AsyncConfig,
 ) {
     let stage_bytes = comptime!(config.stage_bytes() as u32);
     let memory = Shared::<[u32]>::new_aligned_slice(
@@ -239,7 +239,7 @@ pub(crate) fn launch(
 ) -> Result<(), LadderError> {
     let (m, n, k) = (problem.m, problem.n(), problem.k());
     let shared_limit = client.properties().hardware.max_shared_memory_size;
-    let config = Config::new(m, shared_limit);
+    let config = AsyncConfig::new(m, shared_limit);
     let config = config.ok_or_else(|| LadderError::Card {
         step: 5,
         problem: problem.to_string(),

@@ -35,7 +35,7 @@ pub(crate) fn launch(
     let problem = problem.in_layout(WeightLayout::Tile);
     let plan = plan(problem, &Target::of(client));
     let weight = WeightTensors {
-        words: args.words,
+        qweight: args.words,
         metadata: None,
         scales: args.scales,
         zero_points: None,

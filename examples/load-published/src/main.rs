@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use burn::tensor::{Device, Int, Tensor};
-use burn_marlin::W4A16;
+use burn_marlin::WeightQuantizer;
 use clap::Parser;
 use load_published::{Bert, BertConfig};
 
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config: BertConfig = serde_json::from_slice(&std::fs::read(args.dir.join("config.json"))?)?;
 
     let (model, report) =
-        W4A16::load(config.init(&device), &args.dir, &Bert::from_transformers()?)?;
+        WeightQuantizer::load(config.init(&device), &args.dir, &Bert::from_transformers()?)?;
     println!("{report}");
 
     let ids = Tensor::<1, Int>::from_data(args.ids.as_slice(), &device).unsqueeze::<2>();
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{label}: {logit:.4}");
     }
     if let Some(dir) = &args.export {
-        W4A16::export(&model, dir, &Bert::to_transformers()?)?;
+        WeightQuantizer::export(&model, dir, &Bert::to_transformers()?)?;
     }
     Ok(())
 }

@@ -54,7 +54,7 @@ pub enum Error {
     },
     /// The model could not be built or written.
     #[error(transparent)]
-    Llama(#[from] marlin_llama::LlamaError),
+    Model(#[from] marlin_lm::ModelError),
 }
 
 impl Error {

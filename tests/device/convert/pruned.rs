@@ -8,8 +8,8 @@ use burn::module::Module;
 use burn::nn::LinearLayout;
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-use burn_marlin::convert::{LeftReason, Outcome};
-use burn_marlin::{GroupSize, QuantSpec, W4A16};
+use burn_marlin::convert::{Outcome, SkipReason};
+use burn_marlin::{GroupSize, QuantSpec, WeightQuantizer};
 use marlin_format::{FormatError, Sparsity, check_two_four};
 
 /// Checks models pruned to 2:4: what they compute, their records on the same device and on Flex,
@@ -28,17 +28,17 @@ pub(super) fn pruned(device: &Device) {
             )
         };
         let float = fresh();
-        let (model, report) = W4A16::new(spec)
+        let (model, report) = WeightQuantizer::new(spec)
             .sparse24()
             .quantize(float.clone())
             .unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!((report.quantized(), report.left()), (2, 0), "{report}");
+        assert_eq!((report.quantized(), report.skipped()), (2, 0), "{report}");
         let formats = report
             .layers
             .iter()
             .filter_map(|layer| match &layer.outcome {
                 Outcome::Quantized { format, .. } => Some(format.sparsity),
-                Outcome::Left(_) => None,
+                Outcome::Skipped(_) => None,
             });
         assert!(
             formats
@@ -78,7 +78,7 @@ pub(super) fn pruned(device: &Device) {
             || ModuleRecord::from_bytes(bytes.clone()).unwrap_or_else(|error| panic!("{error}"));
         // A model of another format takes the record's.
         let unloaded = |model: Mlp| {
-            W4A16::new(spec)
+            WeightQuantizer::new(spec)
                 .unloaded(model)
                 .unwrap_or_else(|error| panic!("{error}"))
                 .0
@@ -113,13 +113,13 @@ pub(super) fn pruned(device: &Device) {
         );
     }
     // Three of four rows cannot be pruned to two.
-    let (_, report) = W4A16::new(QuantSpec::int4(GroupSize::Channel))
+    let (_, report) = WeightQuantizer::new(QuantSpec::int4(GroupSize::Channel))
         .sparse24()
         .quantize(Mlp::new([66, 64, 8], LinearLayout::Row, true, device))
         .unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(
         outcome(&report, "up.weight"),
-        &Outcome::Left(LeftReason::Shape {
+        &Outcome::Skipped(SkipReason::Shape {
             error: FormatError::SparseRows { k: 66 }
         }),
         "{report:#}"

@@ -5,9 +5,9 @@ use crate::layer::values;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::{ModuleSnapshot, SafetensorsStore};
 use burn::tensor::{Device, Distribution, Int, IntDType, Tensor};
-use burn_marlin::{ActivationDtype, GroupSize, QuantLinear, QuantSpec};
+use burn_marlin::{ActivationDtype, GroupSize, QuantLinear, QuantLinearConfig, QuantSpec};
 
-/// The tensors of a record of a `QuantLinear` without a bias, its words in another dtype.
+/// The tensors of a record of a `QuantLinear` without a bias, its packed values in another dtype.
 #[derive(Module, Debug)]
 struct Recorded {
     weight: RecordedWeight,
@@ -16,12 +16,12 @@ struct Recorded {
 #[derive(Module, Debug)]
 struct RecordedWeight {
     format: Param<Tensor<1>>,
-    words: Param<Tensor<2, Int>>,
+    qweight: Param<Tensor<2, Int>>,
     scales: Param<Tensor<2, Int>>,
 }
 
 impl Recorded {
-    fn of(layer: &QuantLinear, words: IntDType, scales: IntDType) -> Self {
+    fn of(layer: &QuantLinear, qweight: IntDType, scales: IntDType) -> Self {
         #[derive(Default)]
         struct Tensors(Vec<Tensor<1>>, Vec<Tensor<2, Int>>);
         impl ModuleVisitor for Tensors {
@@ -46,7 +46,7 @@ impl Recorded {
         Self {
             weight: RecordedWeight {
                 format,
-                words: parameter(0, words),
+                qweight: parameter(0, qweight),
                 scales: parameter(1, scales),
             },
         }
@@ -62,7 +62,10 @@ pub(super) fn other_integers(device: &Device) {
     let x = Tensor::<2>::random([3, 64], Distribution::Normal(0.0, 1.0), device);
     let expected = values(layer.forward(x.clone()));
     let target = || {
-        QuantLinear::unloaded([64, 40], false, spec, ActivationDtype::F32, device)
+        QuantLinearConfig::new(64, 40, spec)
+            .with_bias(false)
+            .with_activations(Some(ActivationDtype::F32))
+            .init(device)
             .unwrap_or_else(|error| panic!("{error}"))
     };
     for (words, scales) in [
@@ -89,7 +92,7 @@ pub(super) fn other_integers(device: &Device) {
             continue;
         }
         let name = if words == IntDType::I64 {
-            "weight.words"
+            "weight.qweight"
         } else {
             "weight.scales"
         };

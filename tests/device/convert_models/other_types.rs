@@ -7,8 +7,8 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::transformer::TransformerEncoder;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use burn_marlin::convert::{ConvertError, LeftReason, Outcome};
-use burn_marlin::{Error, QuantSpec, W4A16};
+use burn_marlin::convert::{ConvertError, Outcome, SkipReason};
+use burn_marlin::{Error, QuantSpec, WeightQuantizer};
 
 mod pytorch {
     use super::{Module, Param, Tensor};
@@ -69,8 +69,11 @@ fn mixed(device: &Device) -> Mixed {
 }
 
 pub(super) fn other_linear(device: &Device) {
-    let w4a16 = W4A16::new(QuantSpec::int4(GROUP));
-    for converted in [w4a16.quantize(mixed(device)), w4a16.unloaded(mixed(device))] {
+    let quantizer = WeightQuantizer::new(QuantSpec::int4(GROUP));
+    for converted in [
+        quantizer.quantize(mixed(device)),
+        quantizer.unloaded(mixed(device)),
+    ] {
         let (_, report) = converted.unwrap_or_else(|error| panic!("{error}"));
         assert!(
             matches!(outcome(&report, "burn.weight"), Outcome::Quantized { .. }),
@@ -78,22 +81,22 @@ pub(super) fn other_linear(device: &Device) {
         );
         assert_eq!(
             *outcome(&report, "pytorch.weight"),
-            Outcome::Left(LeftReason::OtherLinear)
+            Outcome::Skipped(SkipReason::OtherLinear)
         );
         assert_eq!(
             *outcome(&report, "shown.weight"),
-            Outcome::Left(LeftReason::OtherLinear)
+            Outcome::Skipped(SkipReason::OtherLinear)
         );
         assert_eq!(
             *outcome(&report, "own.weight"),
-            Outcome::Left(LeftReason::NotLinear)
+            Outcome::Skipped(SkipReason::NotLinear)
         );
         assert!(
             report.to_string().contains("also"),
             "the report says what to do: {report}"
         );
     }
-    let asked = w4a16.also::<Own>().also::<pytorch::Linear>();
+    let asked = quantizer.also::<Own>().also::<pytorch::Linear>();
     let (_, report) = asked
         .quantize(mixed(device))
         .unwrap_or_else(|error| panic!("{error}"));
@@ -139,11 +142,15 @@ pub(super) fn id_elsewhere(device: &Device) {
         .chain(&model.averages)
         .map(|own| values(own.weight.val()))
         .collect();
-    let (model, report) = W4A16::new(QuantSpec::int4(GROUP))
+    let (model, report) = WeightQuantizer::new(QuantSpec::int4(GROUP))
         .strict()
         .quantize(model)
         .unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!((report.quantized(), report.left()), (13, 0), "{report:#}");
+    assert_eq!(
+        (report.quantized(), report.skipped()),
+        (13, 0),
+        "{report:#}"
+    );
     let after: Vec<Vec<f64>> = [&model.table]
         .into_iter()
         .chain(&model.averages)
@@ -153,17 +160,17 @@ pub(super) fn id_elsewhere(device: &Device) {
 }
 
 pub(super) fn strict(device: &Device) {
-    let w4a16 = W4A16::new(QuantSpec::int4(GROUP))
+    let quantizer = WeightQuantizer::new(QuantSpec::int4(GROUP))
         .exclude("shown")
         .exclude("pytorch");
     assert!(
-        w4a16.clone().strict().quantize(mixed(device)).is_ok(),
+        quantizer.clone().strict().quantize(mixed(device)).is_ok(),
         "what was excluded may be left"
     );
-    let refused = |w4a16: W4A16, expected: &str| {
+    let refused = |quantizer: WeightQuantizer, expected: &str| {
         let before = mixed(device);
         let weight = values(before.burn.weight.val());
-        let ConvertError { model, error } = w4a16
+        let ConvertError { model, error } = quantizer
             .strict()
             .quantize(before)
             .err()
@@ -177,15 +184,18 @@ pub(super) fn strict(device: &Device) {
             "the model comes back as it was"
         );
     };
-    refused(W4A16::new(QuantSpec::int4(GROUP)), "pytorch.weight");
-    refused(w4a16.clone().exclude("lm_head"), "`lm_head`");
+    refused(
+        WeightQuantizer::new(QuantSpec::int4(GROUP)),
+        "pytorch.weight",
+    );
+    refused(quantizer.clone().exclude("lm_head"), "`lm_head`");
     // It matches a parameter, but none that it could select: no linear layer.
     refused(
-        w4a16.clone().with_spec("^own", QuantSpec::int8(GROUP)),
+        quantizer.clone().with_spec("^own", QuantSpec::int8(GROUP)),
         "`^own`",
     );
-    refused(w4a16.clone().include("burn").include("^own"), "`^own`");
-    let (_, report) = w4a16
+    refused(quantizer.clone().include("burn").include("^own"), "`^own`");
+    let (_, report) = quantizer
         .exclude("lm_head")
         .quantize(mixed(device))
         .unwrap_or_else(|error| panic!("{error}"));

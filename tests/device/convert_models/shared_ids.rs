@@ -7,7 +7,7 @@ use crate::models::{Tied, Tried, with_same_id};
 use burn::nn::LinearConfig;
 use burn::store::{ModuleSnapshot, SafetensorsStore};
 use burn::tensor::Device;
-use burn_marlin::{QuantSpec, QuantizedWeight, W4A16};
+use burn_marlin::{QuantSpec, QuantizedWeight, WeightQuantizer};
 
 /// Converts clones of one layer after each was loaded with other values from a file, which has no
 /// ids; the fourth is a clone of the first.
@@ -74,11 +74,11 @@ pub(super) fn excluded_twin(device: &Device) {
         .iter()
         .map(|layer| values(layer.weight.val()))
         .collect();
-    let (stack, report) = W4A16::new(QuantSpec::int4(GROUP))
+    let (stack, report) = WeightQuantizer::new(QuantSpec::int4(GROUP))
         .exclude(r"layers\.0")
         .quantize(stack)
         .unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!((report.quantized(), report.left()), (1, 1), "{report:#}");
+    assert_eq!((report.quantized(), report.skipped()), (1, 1), "{report:#}");
     assert!(
         values(stack.layers[0].weight.val()) == float[0],
         "the excluded layer is float"

@@ -5,12 +5,12 @@ use crate::kernels::{bytes, values};
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
-use marlin_decode::kernels::attention::{
+use marlin_kernels::{ActivationDtype, KernelError};
+use marlin_nn::kernels::attention::{
     AttentionArgs, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget, attention,
 };
-use marlin_decode::kernels::flash::{FlashArgs, TILE_WORDS, flash, most_tiles, tiles};
-use marlin_decode::kernels::{RopeCacheArgs, Row, rope_cache};
-use marlin_kernels::{ActivationDtype, KernelError};
+use marlin_nn::kernels::flash::{FlashArgs, TILE_WORDS, flash, most_tiles, tiles};
+use marlin_nn::kernels::{RopeCacheArgs, SequenceState, rope_cache};
 
 /// The buffers of a shape, kept from launch to launch.
 pub(super) struct Bench {
@@ -36,7 +36,7 @@ pub(super) const STATE: usize = 1;
 pub(super) const KEYS: usize = 2;
 pub(super) const VALUES: usize = 3;
 pub(super) const OUT: usize = 8;
-pub(super) const TICKETS: usize = 10;
+pub(super) const ARRIVAL_COUNTERS: usize = 10;
 pub(super) const QUERIES: usize = 11;
 const TILES: usize = 12;
 
@@ -53,7 +53,7 @@ impl Bench {
             floats(&operands.qkv),
             make(
                 state_bytes(&operands.rows),
-                operands.rows.len() * Row::WORDS,
+                operands.rows.len() * SequenceState::WORDS,
             ),
             floats(&operands.keys),
             floats(&operands.values),
@@ -66,7 +66,10 @@ impl Bench {
                 bytes(&vec![f32::NAN; plan.partials()], ActivationDtype::F32),
                 plan.partials(),
             ),
-            make(vec![0; 4 * plan.tickets()], plan.tickets()),
+            make(
+                vec![0; 4 * plan.arrival_counters()],
+                plan.arrival_counters(),
+            ),
             floats(&vec![f32::NAN; outputs]),
             make(
                 tile_bytes(&operands.rows),
@@ -104,7 +107,7 @@ impl Bench {
             k_norm: self.norm(7),
             out: self.arg(OUT),
             partials: self.arg(9),
-            tickets: self.arg(TICKETS),
+            arrival_counters: self.arg(ARRIVAL_COUNTERS),
         }
     }
 
@@ -171,14 +174,14 @@ fn padded(values: &[f32]) -> Vec<f32> {
     }
 }
 
-pub(super) fn state_bytes(rows: &[Row]) -> Vec<u8> {
+pub(super) fn state_bytes(rows: &[SequenceState]) -> Vec<u8> {
     rows.iter()
         .flat_map(|row| row.to_words())
         .flat_map(i32::to_le_bytes)
         .collect()
 }
 
-fn tile_bytes(rows: &[Row]) -> Vec<u8> {
+fn tile_bytes(rows: &[SequenceState]) -> Vec<u8> {
     tiles(rows, most_tiles(rows.len(), rows.len()))
         .into_iter()
         .flat_map(i32::to_le_bytes)

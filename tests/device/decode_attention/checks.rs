@@ -1,13 +1,14 @@
 //! Checks of the outputs of launches, of the cache that they write, and of repeated launches.
 
-use super::bench::{Bench, KEYS, OUT, TICKETS, VALUES};
+use super::bench::{ARRIVAL_COUNTERS, Bench, KEYS, OUT, VALUES};
 use super::operands::{Operands, cache_index, reference};
 use crate::kernels::{bytes, values};
 use cubecl::client::Client;
-use marlin_decode::kernels::RowState;
-use marlin_decode::kernels::attention::AttentionShape;
 use marlin_kernels::ActivationDtype;
-use marlin_tests::{relative_error, tolerance};
+use marlin_nn::kernels::SequenceStatus;
+use marlin_nn::kernels::attention::AttentionShape;
+use marlin_testing::relative_error_of_terms;
+use marlin_tests::tolerance;
 
 /// Checks a launch of a row of each sequence.
 pub(super) fn check(
@@ -32,8 +33,8 @@ pub(super) fn check_launch(bench: Bench, mut operands: Operands, seed: u64) {
     );
     check_outputs(&bench, &mut operands, &name);
     assert!(
-        bench.read(TICKETS).iter().all(|&byte| byte == 0),
-        "{name}: tickets are left"
+        bench.read(ARRIVAL_COUNTERS).iter().all(|&byte| byte == 0),
+        "{name}: arrival_counters are left"
     );
     check_cache(&bench, &operands, before, &name);
 }
@@ -44,7 +45,7 @@ pub(super) fn check_outputs(bench: &Bench, operands: &mut Operands, name: &str) 
     let shape = &bench.shape;
     let out = bench.floats(OUT);
     for (row, out) in out.chunks_exact(shape.heads * shape.head_dim).enumerate() {
-        let RowState::At(position) = operands.rows[row].state else {
+        let SequenceStatus::At(position) = operands.rows[row].status else {
             assert!(
                 out.iter().all(|value| value.is_nan()),
                 "{name}: idle row {row} was written"
@@ -52,7 +53,7 @@ pub(super) fn check_outputs(bench: &Bench, operands: &mut Operands, name: &str) 
             continue;
         };
         let (expected, magnitude) = reference(shape, operands, row, position as usize);
-        let error = relative_error(out, &expected, &magnitude);
+        let error = relative_error_of_terms(out, &expected, &magnitude);
         assert!(
             error <= tolerance(shape.dtype),
             "{name}: row {row} at {position}: relative error {error:e}"
@@ -73,7 +74,7 @@ fn check_cache(bench: &Bench, operands: &Operands, before: [Vec<u8>; 2], name: &
     for (part, mut expected) in before.into_iter().enumerate() {
         let found = bench.read([KEYS, VALUES][part]);
         for (row, state) in operands.rows.iter().enumerate() {
-            let RowState::At(position) = state.state else {
+            let SequenceStatus::At(position) = state.status else {
                 continue;
             };
             for head in 0..shape.kv_heads {

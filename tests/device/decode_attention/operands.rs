@@ -1,16 +1,16 @@
 //! Operands of decode attention on the host, and its output in f64, from the definition.
 
 use crate::kernels::bytes;
-use marlin_decode::kernels::attention::{AttentionPass, AttentionShape};
-use marlin_decode::kernels::{Row, RowState};
 use marlin_kernels::ActivationDtype;
+use marlin_nn::kernels::attention::{AttentionPass, AttentionShape};
+use marlin_nn::kernels::{SequenceState, SequenceStatus};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 /// Operands on the host, every value exact in its dtype.
 #[derive(Clone)]
 pub(super) struct Operands {
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<SequenceState>,
     pub(super) qkv: Vec<f32>,
     pub(super) keys: Vec<f32>,
     pub(super) values: Vec<f32>,
@@ -48,7 +48,7 @@ impl Operands {
             rows,
         };
         for row in &operands.rows {
-            let RowState::At(position) = row.state else {
+            let SequenceStatus::At(position) = row.status else {
                 continue;
             };
             for head in 0..shape.kv_heads {
@@ -133,13 +133,15 @@ impl Operands {
     }
 }
 
-pub(super) fn row_at(position: Option<usize>, slot: usize) -> Row {
-    let state = position.map_or(RowState::Idle, |position| RowState::At(position as u32));
-    Row {
+pub(super) fn row_at(position: Option<usize>, slot: usize) -> SequenceState {
+    let state = position.map_or(SequenceStatus::Idle, |position| {
+        SequenceStatus::At(position as u32)
+    });
+    SequenceState {
         token: 7,
-        state,
+        status: state,
         slot: slot as u32,
-        ..Row::IDLE
+        ..SequenceState::IDLE
     }
 }
 

@@ -8,9 +8,9 @@ use crate::kernels::client;
 use crate::setup::computes;
 use burn::tensor::Device;
 use cubecl::client::Client;
-use marlin_decode::kernels::attention::{AttentionPass, AttentionShape};
-use marlin_decode::kernels::flash;
 use marlin_kernels::ActivationDtype;
+use marlin_nn::kernels::attention::{AttentionPass, AttentionShape};
+use marlin_nn::kernels::flash;
 
 /// Rows of several sequences, each from a position on, among idle ones: a row attends to the rows
 /// before it of its sequence.
@@ -105,7 +105,11 @@ fn check_prompts(client: &Client, shape: &AttentionShape, sequences: &[(usize, u
         }
         row += tokens;
     }
-    let kernels: &[PromptKernel] = match flash::takes(client, shape.dtype, shape.head_dim) {
+    let kernels: &[PromptKernel] = match flash::takes(
+        &marlin_kernels::Target::of(client),
+        shape.dtype,
+        shape.head_dim,
+    ) {
         true => &[PromptKernel::Rows, PromptKernel::Flash],
         false => &[PromptKernel::Rows],
     };
@@ -166,7 +170,7 @@ pub(super) fn repeats(device: &Device, is_card: bool, seed: u64) {
     operands.rows = (0..tokens)
         .map(|position| row_at(Some(position), 1))
         .collect();
-    let prompts = if flash::takes(&client, shape.dtype, head_dim) {
+    let prompts = if flash::takes(&marlin_kernels::Target::of(&client), shape.dtype, head_dim) {
         PromptKernel::Flash
     } else {
         PromptKernel::Rows

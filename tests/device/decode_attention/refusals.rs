@@ -5,9 +5,9 @@ use super::operands::Operands;
 use super::shape;
 use crate::kernels::{buffer, client};
 use burn::tensor::Device;
-use marlin_decode::kernels::attention::{AttentionArgs, AttentionPass, AttentionShape, attention};
-use marlin_decode::kernels::flash::flash;
 use marlin_kernels::{ActivationDtype, KernelError};
+use marlin_nn::kernels::attention::{AttentionArgs, AttentionPass, AttentionShape, attention};
+use marlin_nn::kernels::flash::flash;
 
 pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
     let client = client(device);

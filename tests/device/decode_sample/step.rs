@@ -1,9 +1,9 @@
 //! A step of sampling on the host: random rows of all kinds, and the tokens chosen for them.
 
 use crate::kernels::{bytes, values};
-use marlin_decode::kernels::sample::{BITMAPS, SampleShape, sample_host};
-use marlin_decode::kernels::{Row, RowState};
 use marlin_kernels::ActivationDtype;
+use marlin_nn::kernels::sample::{BITMAPS, SampleShape, sample_host};
+use marlin_nn::kernels::{SequenceState, SequenceStatus};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
@@ -12,7 +12,7 @@ pub(super) struct Step {
     pub(super) shape: SampleShape,
     /// [rows, vocab], exact in the shape's dtype.
     pub(super) logits: Vec<f32>,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<SequenceState>,
     /// [slots, [`BITMAPS`], words].
     pub(super) bitmaps: Vec<u32>,
 }
@@ -38,7 +38,7 @@ impl Step {
             .collect();
         // The slot of a row differs from its index.
         let rows = (0..rows)
-            .map(|row| Row {
+            .map(|row| SequenceState {
                 slot: (row + 1) as u32,
                 ..random_row(vocab as u32, rng)
             })
@@ -59,8 +59,14 @@ impl Step {
         for (row, logits) in self.rows.iter_mut().zip(self.logits.chunks_exact(vocab)) {
             let of_slot =
                 &mut self.bitmaps[row.slot as usize * BITMAPS * words..][..BITMAPS * words];
-            let (seen, suppressed) = of_slot.split_at_mut(words);
-            sample_host(logits, row, seen, suppressed, self.shape.max_len as u32);
+            let (token_bitmap, suppressed) = of_slot.split_at_mut(words);
+            sample_host(
+                logits,
+                row,
+                token_bitmap,
+                suppressed,
+                self.shape.max_len as u32,
+            );
         }
     }
 }
@@ -93,17 +99,17 @@ fn random_logits(vocab: usize, rng: &mut StdRng) -> Vec<f32> {
     logits
 }
 
-fn random_row(vocab: u32, rng: &mut StdRng) -> Row {
+fn random_row(vocab: u32, rng: &mut StdRng) -> SequenceState {
     let states = [
-        RowState::At(rng.random_range(0..99)),
-        RowState::At(99),
-        RowState::Idle,
-        RowState::Failed,
-        RowState::WindowFull,
+        SequenceStatus::At(rng.random_range(0..99)),
+        SequenceStatus::At(99),
+        SequenceStatus::Idle,
+        SequenceStatus::Failed,
+        SequenceStatus::WindowFull,
     ];
-    Row {
+    SequenceState {
         token: rng.random_range(0..vocab),
-        state: if rng.random_range(0..4) > 0 {
+        status: if rng.random_range(0..4) > 0 {
             states[0]
         } else {
             pick(&states, rng)

@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 pub(super) const EPSILON: f32 = 1e-5;
 
 /// Operands of the kernel, and the expected output.
-pub(super) struct Row {
+pub(super) struct GemvOperands {
     x: Vec<f32>,
     residual: Vec<f32>,
     norm: Vec<f32>,
@@ -24,7 +24,7 @@ pub(super) struct Row {
     pub(super) operands: Operands,
 }
 
-impl Row {
+impl GemvOperands {
     /// A residual stream like that of a model: two halves of very different magnitude, and one
     /// value far above all others.
     pub(super) fn random(case: &Case, seed: u64) -> Self {

@@ -6,7 +6,8 @@ use burn::tensor::Device;
 use burn_marlin::{GroupSize, QuantSpec};
 use marlin_format::{ScaleDtype, Sparsity};
 use marlin_kernels::{ActivationDtype, Epilogue};
-use marlin_tests::{Case, Operands, relative_error, tolerance};
+use marlin_testing::relative_error_of_terms;
+use marlin_tests::{Case, Operands, tolerance};
 
 /// Checks one row, for which some cards have a separate kernel, and three; with weights that this
 /// kernel supports, and others.
@@ -74,7 +75,7 @@ pub(super) fn norm_in_front(device: &Device, seed: u64) {
             };
             operands.x = sum.chunks(k).flat_map(normalised).collect();
             operands.recompute(&case);
-            let (y, found) = marlin_decode::norm_linear(
+            let (y, found) = marlin_nn::norm_linear(
                 &layer(&case, &operands, device),
                 x,
                 residual,
@@ -113,7 +114,7 @@ pub(super) fn any_rank(device: &Device, seed: u64) {
     check(&case, seed, &values(y4), &operands);
     let y1 = layer.forward(x.clone().slice([0..1, 0..64]).reshape([64]));
     assert_eq!(y1.dims(), [40]);
-    let error = relative_error(
+    let error = relative_error_of_terms(
         &values(y1),
         &operands.expected[..40],
         &operands.magnitude[..40],

@@ -82,7 +82,7 @@ fn plain_weight(weight: &PlainWeight, device: &Device) -> QuantTensors<Dispatch>
         .row_permutation()
         .map(|rows| int(rows, [1, rows.len()]).reshape([rows.len()]));
     QuantTensors {
-        words: int(weight.words(), shapes.words.matrix_shape()).into_dispatch(),
+        qweight: int(weight.qweight(), shapes.qweight.matrix_shape()).into_dispatch(),
         metadata: weight
             .metadata()
             .zip(shapes.metadata)

@@ -8,9 +8,10 @@ use marlin_format::WeightLayout;
 use marlin_kernels::tile::Launch;
 use marlin_kernels::{
     Card, Epilogue, EpilogueStage, Kernel, Operands as LaunchOperands, Plan, QuantProblem, Reason,
-    launch,
+    Target, launch,
 };
-use marlin_tests::{Case, Operands, relative_error, tolerance};
+use marlin_testing::relative_error_of_terms;
+use marlin_tests::{Case, Operands, tolerance};
 
 /// A client and its card.
 pub struct Bench {
@@ -26,7 +27,9 @@ pub fn problem(case: &Case) -> QuantProblem {
 impl Bench {
     pub fn new(device: &Device) -> Self {
         let client = client(device);
-        let card = Card::of(&client).unwrap_or_else(|| panic!("the device is no NVIDIA card"));
+        let card = Target::of(&client)
+            .card
+            .unwrap_or_else(|| panic!("the device is no NVIDIA card"));
         Self { client, card }
     }
 
@@ -106,7 +109,7 @@ impl Bench {
             case.activations,
         );
         let (expected, magnitude) = operands.swiglu(case);
-        let error = relative_error(&found, &expected, &magnitude);
+        let error = relative_error_of_terms(&found, &expected, &magnitude);
         assert!(
             error <= tolerance(case.activations),
             "{problem}, {launch:?}, seed {seed}: relative error {error:e}"
@@ -115,7 +118,7 @@ impl Bench {
 
     pub(super) fn check(&self, case: &Case, operands: &Operands, launch: Launch, seed: u64) {
         let found = values(&self.run(case, operands, launch), case.activations);
-        let error = relative_error(&found, &operands.expected, &operands.magnitude);
+        let error = relative_error_of_terms(&found, &operands.expected, &operands.magnitude);
         assert!(
             error <= tolerance(case.activations),
             "{case}, {launch:?}, seed {seed}: relative error {error:e}"

@@ -60,7 +60,7 @@ pub(super) fn refusals(device: &Device, seed: u64) {
         matches!(
             wide,
             Err(KernelError::BufferLength {
-                operand: "words",
+                operand: "qweight",
                 ..
             })
         ),
@@ -143,10 +143,10 @@ pub(super) fn fault(device: &Device) {
         weight: WeightTensors {
             // SAFETY: none. The kernel reads past the buffer, which is the fault that this test is
             // about.
-            words: unsafe {
+            qweight: unsafe {
                 BufferArg::from_raw_parts(
                     bench.client.empty(16),
-                    problem(&case).weight.tensors().words.elements(),
+                    problem(&case).weight.tensors().qweight.elements(),
                 )
             },
             metadata: None,

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 
 /// The kinds of device that no other check runs on.
 const DEVICES: [&str; 2] = ["cuda", "vulkan"];
-/// The paths whose changes may change what a device runs: the code that generates and launches
+/// The paths in which a change may affect what a device runs: the code that generates and launches
 /// kernels, and the versions of its dependencies.
 const DEVICE_CODE: [&str; 6] = [
     "crates/burn-marlin/src",
-    "crates/marlin-decode/src",
+    "crates/marlin-nn/src",
     "crates/marlin-kernels/src",
-    "crates/marlin-llama/src",
+    "crates/marlin-lm/src",
     "crates/marlin-quant/src",
     "Cargo.lock",
 ];
@@ -55,8 +55,8 @@ fn read(path: &Path) -> Result<Runs, Error> {
     })
 }
 
-/// Records the run in `output`, a file with the output of `run.sh`, as the last of its kind of
-/// device. The run is the last line of JSON in the file.
+/// Records the run in `output`, a file with the output of `run.sh`, as the last run of its kind of
+/// device. The last line of JSON in the file is the run.
 pub fn record(output: &Path) -> Result<(), Error> {
     let text = fs::read_to_string(output).map_err(Error::file(output))?;
     let run =

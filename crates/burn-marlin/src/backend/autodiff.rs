@@ -188,7 +188,7 @@ impl<B: Backend + QuantBackend, C: CheckpointStrategy> QuantBackend for Autodiff
     ) -> QuantTensors<Self> {
         let weight = B::quant_repack(inner::<B, C>(weight), descriptor, to);
         QuantTensors {
-            words: weight.words,
+            qweight: weight.qweight,
             metadata: weight.metadata.into_option().into(),
             scales: <Self as AutodiffBackend>::from_inner(weight.scales),
             zero_points: weight.zero_points.into_option().into(),
@@ -203,7 +203,7 @@ fn inner<B: Backend, C: CheckpointStrategy>(
 ) -> QuantTensors<B> {
     let int = |tensor: OptionalInt<Autodiff<B, C>>| OptionalInt::from(tensor.into_option());
     QuantTensors {
-        words: weight.words,
+        qweight: weight.qweight,
         metadata: int(weight.metadata),
         scales: <Autodiff<B, C> as AutodiffBackend>::inner(weight.scales),
         zero_points: int(weight.zero_points),

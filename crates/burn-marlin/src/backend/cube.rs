@@ -164,7 +164,7 @@ pub fn weight_problem(
             dtype: dtype.name(),
         })
     };
-    let client = &weight.words.client;
+    let client = &weight.qweight.client;
     Ok(QuantProblem::new(m, *descriptor, of(dtype, client)?)
         .with_scales(of(weight.scales.dtype, client)?))
 }
@@ -240,11 +240,11 @@ fn launch_dequantize(
 ) -> Result<CubeTensor, KernelError> {
     let problem = weight_problem(&weight, descriptor, 0, dtype)?;
     let out = empty(
-        &weight.words,
+        &weight.qweight,
         Shape::new([descriptor.k, descriptor.n]),
         dtype,
     );
-    let client = weight.words.client.clone();
+    let client = weight.qweight.client.clone();
     marlin_kernels::dequantize(
         &client,
         &problem,
@@ -271,26 +271,26 @@ fn launch_repack(
     let scales = activation_dtype(weight.scales.dtype).unwrap_or(ActivationDtype::F32);
     let problem =
         |of: &WeightDescriptor| QuantProblem::new(0, *of, ActivationDtype::F32).with_scales(scales);
-    let client = weight.words.client.clone();
+    let client = weight.qweight.client.clone();
     if descriptor.format.sparsity != to.format.sparsity {
         // The pruned values are inserted in the plain layout.
         let plain = descriptor.in_layout(WeightLayout::Plain);
         let weight = launch_repack(weight, descriptor, &plain)?;
         let dense = to.in_layout(WeightLayout::Plain);
-        let words = empty(
-            &weight.words,
-            Shape::new(dense.tensors().words.matrix_shape()),
-            weight.words.dtype,
+        let qweight = empty(
+            &weight.qweight,
+            Shape::new(dense.tensors().qweight.matrix_shape()),
+            weight.qweight.dtype,
         );
         repack::expand(
             &client,
             &problem(&plain),
             weight_buffers(weight.clone()),
-            words.clone().into_buffer_arg(),
+            qweight.clone().into_buffer_arg(),
         )?;
         return launch_repack(
             WeightTensors {
-                words,
+                qweight,
                 metadata: None,
                 ..weight
             },

@@ -108,21 +108,21 @@ fn expanded(weight: QuantTensors<Flex>, descriptor: &WeightDescriptor) -> QuantT
     let zero_points = weight.zero_points.as_ref().map(words);
     let dense = expand_two_four(
         descriptor,
-        words(&weight.words),
+        words(&weight.qweight),
         weight.metadata.as_ref().map(words).unwrap_or_default(),
         zero_points,
     );
     let shape = descriptor
         .with_sparsity(Sparsity::Dense)
         .tensors()
-        .words
+        .qweight
         .matrix_shape();
-    let words = FloatTensor::<Flex>::from_data(TensorData::new(
+    let qweight = FloatTensor::<Flex>::from_data(TensorData::new(
         bytemuck::cast_vec::<u32, i32>(dense),
         shape,
     ));
     WeightTensors {
-        words,
+        qweight,
         metadata: None,
         ..weight
     }
@@ -150,7 +150,7 @@ fn with_host_weight<R>(
     // A tensor that is already contiguous is not copied.
     let weight = weight.map(|_, tensor| tensor.to_contiguous());
     let host = HostWeight {
-        words: words(&weight.words),
+        words: words(&weight.qweight),
         scales: stored(&weight.scales),
         zero_points: weight.zero_points.as_ref().map(words),
         row_permutation: weight.row_permutation.as_ref().map(words),

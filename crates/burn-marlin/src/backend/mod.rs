@@ -13,6 +13,8 @@ pub mod cube;
 pub mod flex;
 #[cfg(feature = "flex")]
 mod pool;
+#[cfg(feature = "cubecl-runtime")]
+pub mod tma;
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -83,7 +85,7 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for OptionalFloat<B> {
 #[extension_type(fusion)]
 pub struct QuantTensors<B: Backend> {
     /// The packed values.
-    pub words: IntTensor<B>,
+    pub qweight: IntTensor<B>,
     /// The positions of the values kept in a 2:4 weight.
     #[extension_type]
     pub metadata: OptionalInt<B>,
@@ -102,7 +104,7 @@ impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<Quant
 {
     fn from(tensors: QuantTensors<B>) -> Self {
         let QuantTensors {
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
@@ -111,7 +113,7 @@ impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<Quant
         let [metadata, zero_points, row_permutation] =
             [metadata, zero_points, row_permutation].map(OptionalInt::into_option);
         Self {
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
@@ -125,7 +127,7 @@ impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<Weigh
 {
     fn from(tensors: WeightTensors<T>) -> Self {
         let WeightTensors {
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
@@ -134,7 +136,7 @@ impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<Weigh
         let [metadata, zero_points, row_permutation] =
             [metadata, zero_points, row_permutation].map(OptionalInt::from);
         Self {
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
@@ -189,8 +191,8 @@ pub trait QuantBackend: Backend {
     /// permutation is the same in every layout and is not returned.
     ///
     /// # Panics
-    /// Panics if the backend has no kernel that reads the layout; [`marlin_kernels::held_on`] never
-    /// selects such a layout.
+    /// Panics if the backend has no kernel that reads the layout; [`marlin_kernels::device_layout`]
+    /// never selects such a layout.
     #[fusion(meta = repack_spec)]
     fn quant_repack(
         #[extension_type] weight: QuantTensors<Self>,
@@ -264,7 +266,7 @@ fn repack_spec(
             _ => OptionalIntMetadata::Absent,
         };
     QuantTensorsMetadata {
-        words: spec_of(shapes.words, &weight.words),
+        qweight: spec_of(shapes.qweight, &weight.qweight),
         metadata: optional(shapes.metadata, &weight.metadata),
         scales: spec_of(shapes.scales, &weight.scales),
         zero_points: optional(shapes.zero_points, &weight.zero_points),

@@ -1,7 +1,7 @@
 //! The traversal that replaces float weights with quantised ones, one layer at a time: the float
 //! values of a layer are freed before those of the next layer are read.
 
-use super::report::{LeftReason, Outcome};
+use super::report::{Outcome, SkipReason};
 use super::{Rules, Weights};
 use crate::backend::activation_dtype;
 use crate::{Error, QuantizedWeight};
@@ -81,7 +81,7 @@ impl Attach<'_> {
             Some(spec) => spec,
             None => match self.rules.spec_of(path, k, n) {
                 Ok(spec) => spec,
-                Err(error) => return Ok((Outcome::Left(LeftReason::Shape { error }), None)),
+                Err(error) => return Ok((Outcome::Skipped(SkipReason::Shape { error }), None)),
             },
         };
         let activations = activation_dtype(base.dtype()).unwrap_or(ActivationDtype::F32);

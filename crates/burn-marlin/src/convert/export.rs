@@ -1,7 +1,7 @@
 //! Export of a converted model as a checkpoint that other engines read.
 
 use super::places::{file_dtype, is_linear_weight, path, pytorch_name, remapped};
-use super::{ExportError, W4A16};
+use super::{ExportError, WeightQuantizer};
 use crate::QuantizedWeight;
 use crate::weight::REPARAMETERIZATION;
 use burn::module::{Module, ModuleVisitor, Param, Parameter, Reparameterization};
@@ -17,7 +17,7 @@ use std::path::Path;
 const CONFIG_FILE: &str = "config.json";
 const WEIGHT: &str = ".weight";
 
-impl W4A16 {
+impl WeightQuantizer {
     /// Writes a converted model as a folder in compressed-tensors' pack-quantized form:
     /// `model.safetensors`, and a `config.json` that records in its `quantization_config` how each
     /// layer is quantised. [`load`](Self::load) reads the folder; so do transformers and vLLM if
@@ -33,9 +33,9 @@ impl W4A16 {
     /// ```no_run
     /// # use burn::nn::transformer::TransformerEncoder;
     /// # use burn::store::KeyRemapper;
-    /// # use burn_marlin::W4A16;
+    /// # use burn_marlin::WeightQuantizer;
     /// # fn export(model: &TransformerEncoder) -> Result<(), Box<dyn std::error::Error>> {
-    /// W4A16::export(model, "exported", &KeyRemapper::new().add_pattern(r"^layers\.", "bert.encoder.layer.")?)?;
+    /// WeightQuantizer::export(model, "exported", &KeyRemapper::new().add_pattern(r"^layers\.", "bert.encoder.layer.")?)?;
     /// # Ok(())
     /// # }
     /// ```
@@ -89,7 +89,7 @@ fn config(entries: &[Entry]) -> Result<serde_json::Value, marlin_format::checkpo
                     weight.spec().with_scale_dtype(ScaleDtype::F16),
                     weight.dims(),
                 );
-                let act_order = weight.is_permuted() && spec.group.count(k) > 1;
+                let act_order = weight.is_permuted() && spec.scales.group.count(k) > 1;
                 if act_order {
                     tracing::warn!(layer = %name, "has act-order over groups, which compressed-tensors from 0.19 on and vLLM refuse; burn-marlin reads it");
                 }

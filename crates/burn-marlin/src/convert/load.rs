@@ -1,7 +1,7 @@
 //! Loading of published checkpoints into any Burn model.
 
 use super::places::{Kind, Place, burn_dtype, places, remapped};
-use super::{LayerReport, LeftReason, LoadError, LoadOptions, Outcome, Report, W4A16};
+use super::{LayerReport, LoadError, LoadOptions, Outcome, Report, SkipReason, WeightQuantizer};
 use crate::QuantizedWeight;
 use crate::backend::activation_dtype;
 use crate::weight::FORMAT;
@@ -9,12 +9,14 @@ use burn::module::{Module, ModuleMapper, Param, Parameter, Reparameterizer};
 use burn::store::KeyRemapper;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
-use marlin_format::checkpoint::{Checkpoint, LayerFormat, Part, Quantization, parts, read_layer};
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointEntry, LayerFormat, Quantization, entries, read_layer,
+};
 use marlin_kernels::ActivationDtype;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-impl W4A16 {
+impl WeightQuantizer {
     /// Loads a checkpoint into an unmodified model: quantised layers go into its `Linear`s, which
     /// then multiply with the packed weights; float tensors go into all other parameters. A
     /// [`QuantLinear`](crate::QuantLinear) also takes a quantised layer, in any format.
@@ -39,7 +41,7 @@ impl W4A16 {
     /// use burn::nn::transformer::TransformerEncoderConfig;
     /// use burn::store::KeyRemapper;
     /// use burn::tensor::Device;
-    /// use burn_marlin::W4A16;
+    /// use burn_marlin::WeightQuantizer;
     ///
     /// burn_marlin::install()?;
     /// let model = TransformerEncoderConfig::new(768, 3072, 12, 12).init(&Device::flex()); // any Burn module
@@ -51,7 +53,7 @@ impl W4A16 {
     ///     .add_pattern(r"\.intermediate\.dense\.", ".pwff.linear_inner.")?
     ///     .add_pattern(r"\.output\.dense\.", ".pwff.linear_outer.")?
     ///     .add_pattern(r"\.output\.LayerNorm\.", ".norm_2.")?;
-    /// let (model, report) = W4A16::load(model, "bert-base-uncased-W4A16", &keys)?;
+    /// let (model, report) = WeightQuantizer::load(model, "bert-base-uncased-W4A16", &keys)?;
     /// println!("{report}");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -94,7 +96,7 @@ impl W4A16 {
                 return Err(LoadError::Reparameterized { path: place.path });
             }
             let outcome = match part {
-                Some(Part::Layer {
+                Some(CheckpointEntry::Layer {
                     name,
                     format,
                     tensors,
@@ -108,24 +110,24 @@ impl W4A16 {
                     }
                     outcome
                 }
-                Some(Part::Tensor { name }) => {
+                Some(CheckpointEntry::Tensor { name }) => {
                     check_tensor(&checkpoint, &place, &name)?;
                     let reason = if place.linear {
-                        LeftReason::FloatInCheckpoint
+                        SkipReason::FloatInCheckpoint
                     } else {
-                        LeftReason::NotLinear
+                        SkipReason::NotLinear
                     };
                     load.tensors
                         .insert(place.path.clone(), (name, place.clone()));
-                    Outcome::Left(reason)
+                    Outcome::Skipped(reason)
                 }
                 None => {
                     report.missing.push(place.path.clone());
                     let linear = place.linear || place.kind == Kind::Quantized;
-                    Outcome::Left(if linear {
-                        LeftReason::NotInCheckpoint
+                    Outcome::Skipped(if linear {
+                        SkipReason::NotInCheckpoint
                     } else {
-                        LeftReason::NotLinear
+                        SkipReason::NotLinear
                     })
                 }
             };
@@ -179,12 +181,12 @@ fn sources(
     checkpoint: &Checkpoint,
     quantization: Option<&Quantization>,
     keys: &KeyRemapper,
-) -> Result<BTreeMap<String, Part>, LoadError> {
-    let mut sources = BTreeMap::<String, Part>::new();
-    for part in parts(checkpoint, quantization)? {
+) -> Result<BTreeMap<String, CheckpointEntry>, LoadError> {
+    let mut sources = BTreeMap::<String, CheckpointEntry>::new();
+    for part in entries(checkpoint, quantization)? {
         let name = match &part {
-            Part::Layer { name, .. } => remapped(keys, &format!("{name}.weight")),
-            Part::Tensor { name } => remapped(keys, name),
+            CheckpointEntry::Layer { name, .. } => remapped(keys, &format!("{name}.weight")),
+            CheckpointEntry::Tensor { name } => remapped(keys, name),
         };
         if let Some(other) = sources.get(&name) {
             let (first, second) = (other.name().to_owned(), part.name().to_owned());

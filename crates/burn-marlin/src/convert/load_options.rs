@@ -3,7 +3,7 @@ use burn::store::KeyRemapper;
 use regex::Regex;
 
 /// Options for loading a checkpoint into a model with
-/// [`W4A16::load_with`](super::W4A16::load_with).
+/// [`WeightQuantizer::load_with`](super::WeightQuantizer::load_with).
 ///
 /// ```
 /// use burn::store::KeyRemapper;

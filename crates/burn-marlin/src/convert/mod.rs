@@ -16,7 +16,7 @@ mod survey;
 pub use export_error::ExportError;
 pub use load_error::LoadError;
 pub use load_options::LoadOptions;
-pub use report::{LayerReport, LeftReason, Outcome, Report};
+pub use report::{LayerReport, Outcome, Report, SkipReason};
 pub use reset::reset_placeholders;
 
 use crate::Error;
@@ -61,14 +61,14 @@ use survey::{Candidate, Survey, Types, survey};
 /// ```
 /// # use burn::nn::LinearConfig;
 /// # use burn::tensor::Device;
-/// use burn_marlin::{GroupSize, QuantSpec, W4A16};
+/// use burn_marlin::{GroupSize, QuantSpec, WeightQuantizer};
 /// # let model = LinearConfig::new(64, 32).init(&Device::flex());
-/// let (model, report) = W4A16::new(QuantSpec::int4(GroupSize::G64)).exclude("lm_head").quantize(model)?;
+/// let (model, report) = WeightQuantizer::new(QuantSpec::int4(GroupSize::G64)).exclude("lm_head").quantize(model)?;
 /// # assert_eq!(report.quantized(), 1);
 /// # Ok::<(), burn_marlin::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct W4A16 {
+pub struct WeightQuantizer {
     spec: QuantSpec,
     include: Vec<String>,
     exclude: Vec<String>,
@@ -103,7 +103,7 @@ enum Weights {
     Unloaded,
 }
 
-impl W4A16 {
+impl WeightQuantizer {
     /// Converts every `Linear` to `spec`.
     pub fn new(spec: QuantSpec) -> Self {
         Self {
@@ -297,7 +297,7 @@ impl W4A16 {
                     attach.selected.insert(path.clone(), spec);
                     None
                 }
-                Choice::Left(reason) => Some(Outcome::Left(reason)),
+                Choice::Skipped(reason) => Some(Outcome::Skipped(reason)),
             };
             layers.push((path, shape, size_bytes, outcome));
         }
@@ -339,7 +339,7 @@ impl W4A16 {
         weights: Weights,
     ) -> Result<Choices, Error> {
         // Patterns select among linear layers: a pattern that matches none of them has no effect.
-        let linear = |candidate: &&Candidate| candidate.left != Some(LeftReason::NotLinear);
+        let linear = |candidate: &&Candidate| candidate.skipped != Some(SkipReason::NotLinear);
         let matches_none = |pattern: &&Regex| {
             !found
                 .candidates
@@ -359,11 +359,11 @@ impl W4A16 {
             .collect();
         if weights == Weights::Rounded {
             let choices = found.candidates.iter().zip(&layers);
-            let left = choices.clone().filter_map(|(layer, choice)| match choice {
-                Choice::Left(reason) => Some((layer.path.clone(), reason.clone())),
+            let skipped = choices.clone().filter_map(|(layer, choice)| match choice {
+                Choice::Skipped(reason) => Some((layer.path.clone(), reason.clone())),
                 Choice::Convert(_) => None,
             });
-            if let Some(error) = self.refused(left, &unmatched) {
+            if let Some(error) = self.refused(skipped, &unmatched) {
                 return Err(error);
             }
             let specs = choices.filter_map(|(layer, choice)| match choice {
@@ -376,25 +376,25 @@ impl W4A16 {
     }
 
     fn strict_error(&self, report: &Report) -> Option<Error> {
-        let left = report
+        let skipped = report
             .layers
             .iter()
             .filter_map(|layer| match &layer.outcome {
-                Outcome::Left(reason) => Some((layer.path.clone(), reason.clone())),
+                Outcome::Skipped(reason) => Some((layer.path.clone(), reason.clone())),
                 Outcome::Quantized { .. } => None,
             });
-        self.refused(left, &report.unmatched)
+        self.refused(skipped, &report.unmatched)
     }
 
     /// Returns the error for the layers and patterns that a strict conversion does not accept.
     fn refused(
         &self,
-        left: impl Iterator<Item = (String, LeftReason)>,
+        skipped: impl Iterator<Item = (String, SkipReason)>,
         unmatched: &[String],
     ) -> Option<Error> {
-        let left: Vec<_> = left.filter(|(_, reason)| !reason.is_wanted()).collect();
-        (self.strict && !(left.is_empty() && unmatched.is_empty())).then(|| Error::Strict {
-            left,
+        let skipped: Vec<_> = skipped.filter(|(_, reason)| !reason.is_wanted()).collect();
+        (self.strict && !(skipped.is_empty() && unmatched.is_empty())).then(|| Error::Strict {
+            skipped,
             unmatched: unmatched.to_vec(),
         })
     }

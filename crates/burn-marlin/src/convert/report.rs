@@ -20,11 +20,11 @@ pub struct Report {
     pub unmatched: Vec<String>,
     /// Bytes of all float parameters before the conversion.
     pub model_bytes: usize,
-    /// Paths of parameters for which a [loaded](crate::W4A16::load_with) checkpoint has no tensor;
-    /// they keep their values.
+    /// Paths of parameters for which a [loaded](crate::WeightQuantizer::load_with) checkpoint has
+    /// no tensor; they keep their values.
     pub missing: Vec<String>,
-    /// Tensors and layers of a [loaded](crate::W4A16::load) checkpoint for which the model has no
-    /// parameter, as named in the files.
+    /// Tensors and layers of a [loaded](crate::WeightQuantizer::load) checkpoint for which the
+    /// model has no parameter, as named in the files.
     pub unused: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ impl Report {
     }
 
     /// The number of linear layers that were skipped.
-    pub fn left(&self) -> usize {
+    pub fn skipped(&self) -> usize {
         self.linear().count() - self.quantized()
     }
 
@@ -59,7 +59,7 @@ impl Report {
     pub fn linear(&self) -> impl Iterator<Item = &LayerReport> {
         self.layers
             .iter()
-            .filter(|layer| layer.outcome != Outcome::Left(LeftReason::NotLinear))
+            .filter(|layer| layer.outcome != Outcome::Skipped(SkipReason::NotLinear))
     }
 
     /// Bytes of the converted layers' weights before and after the conversion; weights that layers
@@ -143,7 +143,7 @@ pub enum Outcome {
         underflows: usize,
     },
     /// The layer was skipped and is unchanged.
-    Left(LeftReason),
+    Skipped(SkipReason),
 }
 
 impl Outcome {
@@ -178,16 +178,17 @@ impl Outcome {
 
 /// The reason why a layer was skipped.
 #[derive(Debug, Clone, PartialEq)]
-pub enum LeftReason {
+pub enum SkipReason {
     /// Not the weight of Burn's `Linear`: an embedding, a convolution, a parameter of another
     /// module.
     NotLinear,
     /// The weight of a type named `Linear` that is not Burn's, and may store it [N, K].
     OtherLinear,
-    /// The weight of a `Linear` that the [loaded](crate::W4A16::load) checkpoint holds in float.
+    /// The weight of a `Linear` that the [loaded](crate::WeightQuantizer::load) checkpoint holds in
+    /// float.
     FloatInCheckpoint,
-    /// The weight of a `Linear` that the [loaded](crate::W4A16::load_with) checkpoint does not
-    /// hold.
+    /// The weight of a `Linear` that the [loaded](crate::WeightQuantizer::load_with) checkpoint
+    /// does not hold.
     NotInCheckpoint,
     /// An excluding pattern matches its path.
     Excluded {
@@ -208,7 +209,7 @@ pub enum LeftReason {
     },
 }
 
-impl LeftReason {
+impl SkipReason {
     /// Returns true if the reason is expected: a strict conversion accepts the layer.
     pub(super) fn is_wanted(&self) -> bool {
         matches!(
@@ -222,7 +223,7 @@ impl LeftReason {
     }
 }
 
-impl fmt::Display for LeftReason {
+impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotLinear => f.write_str("not the weight of a Linear"),
@@ -253,14 +254,14 @@ impl fmt::Display for Outcome {
                     write!(
                         f,
                         "; {underflows} groups too small for {} scales",
-                        format.spec.scale_dtype
+                        format.spec.scales.dtype
                     )?;
                 }
                 shared_with
                     .as_ref()
                     .map_or(Ok(()), |path| write!(f, "; one with {path}"))
             }
-            Self::Left(reason) => write!(f, "left: {reason}"),
+            Self::Skipped(reason) => write!(f, "skipped: {reason}"),
         }
     }
 }
@@ -333,7 +334,7 @@ impl Report {
         for layer in &self.layers {
             let after = match layer.outcome {
                 Outcome::Quantized { size_bytes, .. } => size_bytes,
-                Outcome::Left(_) => layer.float_bytes,
+                Outcome::Skipped(_) => layer.float_bytes,
             };
             writeln!(
                 f,
@@ -381,7 +382,7 @@ impl Serialize for Report {
         let ([float, quantized], [before, after]) = (self.converted_bytes(), self.total_bytes());
         let mut report = serializer.serialize_struct("Report", 11)?;
         report.serialize_field("quantized", &self.quantized())?;
-        report.serialize_field("left", &self.left())?;
+        report.serialize_field("skipped", &self.skipped())?;
         report.serialize_field("converted_bytes_before", &float)?;
         report.serialize_field("converted_bytes_after", &quantized)?;
         report.serialize_field("bytes_before", &before)?;
@@ -417,7 +418,7 @@ impl Serialize for LayerReport {
                 layer.serialize_field("shared_with", shared_with)?;
                 layer.serialize_field("underflows", underflows)?;
             }
-            Outcome::Left(reason) => layer.serialize_field("left", &reason.to_string())?,
+            Outcome::Skipped(reason) => layer.serialize_field("skipped", &reason.to_string())?,
         }
         layer.end()
     }

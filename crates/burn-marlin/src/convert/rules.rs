@@ -1,7 +1,7 @@
 //! The selection of parameters for a conversion, and the spec of each.
 
 use super::survey::Candidate;
-use super::{LeftReason, W4A16, Weights};
+use super::{SkipReason, WeightQuantizer, Weights};
 use crate::Error;
 use marlin_format::{FormatError, QuantSpec, Sparsity, WeightDescriptor, WeightFormat};
 use regex::Regex;
@@ -10,10 +10,10 @@ use regex::Regex;
 pub(super) enum Choice {
     /// Convert to this spec; with `None`, to a spec that is chosen when the weight's K is known.
     Convert(Option<QuantSpec>),
-    Left(LeftReason),
+    Skipped(SkipReason),
 }
 
-/// The rules of a [`W4A16`], with compiled patterns.
+/// The rules of a [`WeightQuantizer`], with compiled patterns.
 pub(super) struct Rules {
     include: Vec<Regex>,
     exclude: Vec<Regex>,
@@ -23,7 +23,7 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    pub fn new(w4a16: &W4A16) -> Result<Self, Error> {
+    pub fn new(quantizer: &WeightQuantizer) -> Result<Self, Error> {
         let compile = |pattern: &String| {
             Regex::new(pattern).map_err(|source| Error::Pattern {
                 pattern: pattern.clone(),
@@ -31,23 +31,23 @@ impl Rules {
             })
         };
         Ok(Self {
-            include: w4a16
+            include: quantizer
                 .include
                 .iter()
                 .map(compile)
                 .collect::<Result<_, _>>()?,
-            exclude: w4a16
+            exclude: quantizer
                 .exclude
                 .iter()
                 .map(compile)
                 .collect::<Result<_, _>>()?,
-            specs: w4a16
+            specs: quantizer
                 .specs
                 .iter()
                 .map(|(pattern, spec)| Ok((compile(pattern)?, *spec)))
                 .collect::<Result<_, Error>>()?,
-            spec: w4a16.spec,
-            sparsity: w4a16.sparsity,
+            spec: quantizer.spec,
+            sparsity: quantizer.sparsity,
         })
     }
 
@@ -60,7 +60,10 @@ impl Rules {
 
     pub fn choice(&self, candidate: &Candidate, weights: Weights) -> Choice {
         let Candidate {
-            path, shape, left, ..
+            path,
+            shape,
+            skipped,
+            ..
         } = candidate;
         let matching = |patterns: &[Regex]| {
             patterns
@@ -68,17 +71,17 @@ impl Rules {
                 .find(|pattern| pattern.is_match(path))
                 .map(Regex::to_string)
         };
-        if let Some(LeftReason::NotLinear) = left {
-            return Choice::Left(LeftReason::NotLinear);
+        if let Some(SkipReason::NotLinear) = skipped {
+            return Choice::Skipped(SkipReason::NotLinear);
         }
         if let Some(pattern) = matching(&self.exclude) {
-            return Choice::Left(LeftReason::Excluded { pattern });
+            return Choice::Skipped(SkipReason::Excluded { pattern });
         }
         if !self.include.is_empty() && matching(&self.include).is_none() {
-            return Choice::Left(LeftReason::NotIncluded);
+            return Choice::Skipped(SkipReason::NotIncluded);
         }
-        if let Some(reason) = left {
-            return Choice::Left(reason.clone());
+        if let Some(reason) = skipped {
+            return Choice::Skipped(reason.clone());
         }
         // A weight that is still lazy may be stored transposed: its K is known only when it is
         // converted.
@@ -87,7 +90,7 @@ impl Rules {
         }
         match self.spec_of(path, shape[0], shape[1]) {
             Ok(spec) => Choice::Convert(Some(spec)),
-            Err(error) => Choice::Left(LeftReason::Shape { error }),
+            Err(error) => Choice::Skipped(SkipReason::Shape { error }),
         }
     }
 

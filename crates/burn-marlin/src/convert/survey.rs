@@ -1,4 +1,4 @@
-use super::report::LeftReason;
+use super::report::SkipReason;
 use crate::weight::REPARAMETERIZATION;
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::nn::LinearConfig;
@@ -16,7 +16,7 @@ pub(super) struct Candidate {
     /// Bytes of its values.
     pub size_bytes: usize,
     /// The reason why it is not converted, whatever the patterns select.
-    pub left: Option<LeftReason>,
+    pub skipped: Option<SkipReason>,
 }
 
 /// The result of a survey of a model's parameters.
@@ -117,7 +117,7 @@ impl ModuleVisitor for Visitor<'_> {
                 .last_mut()
                 .filter(|candidate| candidate.path == path)
             {
-                candidate.left = Some(LeftReason::Reparameterized);
+                candidate.skipped = Some(SkipReason::Reparameterized);
                 if name == crate::QuantizedWeight::NAME {
                     self.found.converted.insert(path);
                 }
@@ -161,18 +161,18 @@ impl ModuleVisitor for Visitor<'_> {
         if D < 2 {
             return;
         }
-        let left = match self.stack.last() {
+        let skipped = match self.stack.last() {
             Some(field) if D == 2 && field.name == "weight" => {
-                self.left(field, &param.lazy_device(), dtype)
+                self.skipped(field, &param.lazy_device(), dtype)
             }
-            _ => Some(LeftReason::NotLinear),
+            _ => Some(SkipReason::NotLinear),
         };
         self.found.candidates.push(Candidate {
             id: param.id,
             path,
             shape,
             size_bytes,
-            left,
+            skipped,
         });
     }
 }
@@ -188,18 +188,18 @@ impl Visitor<'_> {
 
     /// Returns the reason why the field `weight` of a type is skipped; `None` if it is the weight
     /// of a linear layer.
-    fn left(&self, field: &Entered, device: &Device, dtype: DType) -> Option<LeftReason> {
+    fn skipped(&self, field: &Entered, device: &Device, dtype: DType) -> Option<SkipReason> {
         let Some(name) = field.container.strip_prefix("Struct:") else {
-            return Some(LeftReason::NotLinear);
+            return Some(SkipReason::NotLinear);
         };
         let asked = self.types.also.iter().any(|also| also == name);
         if name != "Linear" && !asked {
-            return Some(LeftReason::NotLinear);
+            return Some(SkipReason::NotLinear);
         }
         if !asked && burn_linear(device) != Some(field.derived_at) {
-            return Some(LeftReason::OtherLinear);
+            return Some(SkipReason::OtherLinear);
         }
-        matches!(dtype, DType::QFloat(_)).then_some(LeftReason::AlreadyQuantized)
+        matches!(dtype, DType::QFloat(_)).then_some(SkipReason::AlreadyQuantized)
     }
 
     /// Checks the weight [K, N] of a layer against its bias: if the bias does not have N values,
@@ -215,9 +215,11 @@ impl Visitor<'_> {
             .filter(|candidate| candidate.path.strip_suffix(".weight") == Some(layer));
         // A lazy weight may be stored transposed.
         if let Some(weight) = weight.filter(|weight| {
-            self.types.initialize && weight.left.is_none() && weight.shape.last() != Some(&length)
+            self.types.initialize
+                && weight.skipped.is_none()
+                && weight.shape.last() != Some(&length)
         }) {
-            weight.left = Some(LeftReason::OtherLinear);
+            weight.skipped = Some(SkipReason::OtherLinear);
         }
     }
 }

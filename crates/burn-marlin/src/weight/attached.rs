@@ -281,7 +281,7 @@ impl QuantizedWeight {
 }
 
 /// A quantised weight that is attached to the weight of an ordinary `Linear` makes that layer a
-/// quantised one: see [`W4A16`](crate::W4A16).
+/// quantised one: see [`WeightQuantizer`](crate::WeightQuantizer).
 impl Reparameterization for QuantizedWeight {
     const NAME: &'static str = "w4a16";
 

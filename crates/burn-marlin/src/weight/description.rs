@@ -4,7 +4,7 @@ use super::record::host;
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use marlin_format::{
-    Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat,
+    GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat, WeightValue,
 };
 
 /// The name of the parameter that describes a weight, which is its first parameter.
@@ -35,19 +35,19 @@ fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
         ..
     } = *descriptor;
     // No group has size 0, so 0 stands for a whole column.
-    let group = if spec.group == GroupSize::Channel {
+    let group = if spec.scales.group == GroupSize::Channel {
         0
     } else {
-        spec.group.rows(k) as u8
+        spec.scales.group.rows(k) as u8
     };
     let head = [
         VERSION,
-        spec.bits.count() as u8,
+        spec.value.bits() as u8,
         group,
-        spec.zero_points.into(),
+        spec.has_zero_points().into(),
         SCALE_DTYPES
             .iter()
-            .position(|&dtype| dtype == spec.scale_dtype)
+            .position(|&dtype| dtype == spec.scales.dtype)
             .unwrap_or_default() as u8,
         // Rows of a 2:4 weight are in order.
         if sparsity == Sparsity::TwoFour {
@@ -92,12 +92,9 @@ fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
     } else {
         GroupSize::try_from(i64::from(*group)).ok()?
     };
-    let spec = QuantSpec {
-        bits: Bits::try_from(i64::from(*bits)).ok()?,
-        group,
-        zero_points: *zero_points == 1,
-        scale_dtype: *SCALE_DTYPES.get(usize::from(*scale_dtype))?,
-    };
+    let spec = QuantSpec::new(WeightValue::try_from(i64::from(*bits)).ok()?, group)
+        .with_zero_point((*zero_points == 1).into())
+        .with_scale_dtype(*SCALE_DTYPES.get(usize::from(*scale_dtype))?);
     let [k, n] = [*k, n].map(|digits: [u8; 4]| u32::from_le_bytes(digits) as usize);
     let sparsity = if *rows == TWO_FOUR {
         Sparsity::TwoFour

@@ -20,7 +20,7 @@ use marlin_format::{
     PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity, WeightDescriptor,
     WeightFormat, WeightLayout, WeightTensor, quantize,
 };
-use marlin_kernels::{ActivationDtype, Plan, Prologue, QuantProblem, held_on, plan};
+use marlin_kernels::{ActivationDtype, Plan, Prologue, QuantProblem, device_layout, plan};
 use tensors::DeviceTensors;
 
 /// A 4-bit or 8-bit weight [K, N] on a device: the quantised tensor type.
@@ -35,8 +35,8 @@ use tensors::DeviceTensors;
 /// | tensor | dtype, shape |
 /// |---|---|
 /// | `format` | float `[14]`: the spec, K and N, in numbers that every float dtype holds; as a parameter it counts as K * N |
-/// | `words` | i32 [K/8 up, N up to a multiple of 8], eight rows of K per word; with 8 bits [K/4 up, ..], four ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
-/// | `metadata` | i32 [K/32 up, N up to a multiple of 8], the positions of a 2:4 weight's values, of which `words` has K/2 rows; absent if the weight is dense |
+/// | `qweight` | i32 [K/8 up, N up to a multiple of 8], eight rows of K per word; with 8 bits [K/4 up, ..], four ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
+/// | `metadata` | i32 [K/32 up, N up to a multiple of 8], the positions of a 2:4 weight's values, of which `qweight` has K/2 rows; absent if the weight is dense |
 /// | `scales` | i32 [G, N/2 up], the bits of two f16 or bf16 scales per word along N; for f32 [G, N], one scale per word |
 /// | `zero_points` | i32 [G, N/8 up], eight per word along N; with 8 bits [G, N/4 up], four; absent if symmetric |
 /// | `row_permutation` | i32 `[K]`, act-order; absent if rows are in order |
@@ -69,7 +69,7 @@ impl QuantizedWeight {
     pub fn from_plain(plain: &PlainWeight, device: &Device) -> Self {
         Self::from_plain_for(
             plain,
-            ActivationDtype::from(plain.spec().scale_dtype),
+            ActivationDtype::from(plain.spec().scales.dtype),
             device,
         )
     }
@@ -96,12 +96,13 @@ impl QuantizedWeight {
     ) -> Self {
         let plain = rounded_for_tensor_cores(plain, activations, device);
         let problem = QuantProblem::new(1, plain.descriptor(), activations);
-        let is_sparse = held_on(&problem, &target(device)).format.sparsity == Sparsity::TwoFour;
+        let is_sparse =
+            device_layout(&problem, &target(device)).format.sparsity == Sparsity::TwoFour;
         let plain = if is_sparse { plain } else { plain.into_dense() };
         let descriptor = plain.descriptor();
         let tensors = DeviceTensors::from_plain(
             plain,
-            scale_dtype(descriptor.spec().scale_dtype, device),
+            scale_dtype(descriptor.spec().scales.dtype, device),
             device,
         );
         Self::new(tensors, descriptor, activations).laid_out()
@@ -122,7 +123,7 @@ impl QuantizedWeight {
         let descriptor = WeightDescriptor::plain(spec, k, n);
         descriptor.check()?;
         Ok(Self::new(
-            DeviceTensors::unloaded(&descriptor, scale_dtype(spec.scale_dtype, device), device),
+            DeviceTensors::unloaded(&descriptor, scale_dtype(spec.scales.dtype, device), device),
             descriptor,
             activations,
         ))
@@ -145,13 +146,13 @@ impl QuantizedWeight {
 
     /// Converts the weight to the form that its device's kernel reads.
     fn laid_out(self) -> Self {
-        let held = self.held_on(&self.device());
+        let held = self.device_layout(&self.device());
         self.held_as(held)
     }
 
     /// Returns the descriptor of the weight in the form that a device's kernel reads.
-    fn held_on(&self, device: &Device) -> WeightDescriptor {
-        held_on(&self.problem(1, self.activations), &target(device))
+    fn device_layout(&self, device: &Device) -> WeightDescriptor {
+        device_layout(&self.problem(1, self.activations), &target(device))
     }
 
     /// Rounds a float weight [K, N] to the nearest values of the spec's bits, on the host, and puts
@@ -225,12 +226,12 @@ impl QuantizedWeight {
         let spec = descriptor.spec();
         // The random values are uniform: their standard deviation is 2^bits / sqrt(12), and that of
         // the difference of two such values is sqrt(2) times as large.
-        let differences = if spec.zero_points { 2.0 } else { 1.0 };
-        let scale = 0.02 * (12f64 / differences).sqrt() / f64::from(1u32 << spec.bits.count());
+        let differences = if spec.has_zero_points() { 2.0 } else { 1.0 };
+        let scale = 0.02 * (12f64 / differences).sqrt() / f64::from(1u32 << spec.value.bits());
         let tensors = DeviceTensors::random(
             &descriptor,
             scale,
-            scale_dtype(spec.scale_dtype, device),
+            scale_dtype(spec.scales.dtype, device),
             device,
         );
         Ok(Self::new(tensors, descriptor, activations).laid_out())
@@ -274,12 +275,12 @@ impl QuantizedWeight {
             k,
             n,
             spec,
-            words: words(WeightTensor::Words, tensors.words.val().try_into_data())?,
+            qweight: words(WeightTensor::Qweight, tensors.qweight.val().try_into_data())?,
             metadata: metadata.transpose()?,
-            scales: Scales::from_f32(&scales, spec.scale_dtype),
+            scales: Scales::from_f32(&scales, spec.scales.dtype),
             zero_points: zero_points
                 .transpose()?
-                .map(|words| PlainParts::zero_points_of_words(&words, n, spec.bits)),
+                .map(|words| PlainParts::zero_points_of_words(&words, n, spec.value)),
             row_permutation: rows.transpose()?,
         })?)
     }
@@ -311,7 +312,7 @@ impl QuantizedWeight {
 
     /// The device that holds the weight.
     pub fn device(&self) -> Device {
-        self.tensors.words.lazy_device()
+        self.tensors.qweight.lazy_device()
     }
 
     /// The layout in which the device holds the weight.
@@ -385,7 +386,7 @@ fn rounded_for_tensor_cores(
         ActivationDtype::BF16 => ScaleDtype::BF16,
         ActivationDtype::F32 => return plain,
     };
-    if plain.spec().scale_dtype != ScaleDtype::F32 || target(device).card.is_none() {
+    if plain.spec().scales.dtype != ScaleDtype::F32 || target(device).card.is_none() {
         return plain;
     }
     plain.with_scales_in(dtype)

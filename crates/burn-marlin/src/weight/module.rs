@@ -166,7 +166,7 @@ impl QuantizedWeight {
         if !given {
             return (weight, false);
         }
-        let tensors = tensors.into_plain(&target, scale_dtype(target.spec().scale_dtype, &device));
+        let tensors = tensors.into_plain(&target, scale_dtype(target.spec().scales.dtype, &device));
         (
             Self {
                 tensors,
@@ -206,7 +206,7 @@ impl QuantizedWeight {
         tensors_to: impl FnOnce(DeviceTensors) -> DeviceTensors,
         adapter_to: impl FnOnce(LoraAdapter) -> LoraAdapter,
     ) -> Self {
-        let held = self.held_on(device);
+        let held = self.device_layout(device);
         let weight = if self.descriptor == held {
             self
         } else {

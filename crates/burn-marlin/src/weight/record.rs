@@ -11,7 +11,7 @@ use marlin_format::{Scales, WeightDescriptor, WeightLayout, WeightTensor, Weight
 use std::sync::{Arc, OnceLock};
 
 const CONTAINER: &str = "Struct:QuantizedWeight";
-const WORDS: &str = "words";
+const QWEIGHT: &str = "qweight";
 const METADATA: &str = "metadata";
 const SCALES: &str = "scales";
 const ZERO_POINTS: &str = "zero_points";
@@ -19,7 +19,7 @@ const ROW_PERMUTATION: &str = "row_permutation";
 
 /// Shapes of a weight's tensors in a record: the shapes of its plain layout, with scales in words.
 fn shapes(descriptor: &WeightDescriptor) -> WeightTensors<[usize; 2]> {
-    let width = scales_a_word(descriptor.spec().scale_dtype);
+    let width = scales_a_word(descriptor.spec().scales.dtype);
     descriptor.tensors().map(|tensor, of| {
         let [rows, columns] = of.matrix_shape();
         if tensor == WeightTensor::Scales {
@@ -33,7 +33,7 @@ fn shapes(descriptor: &WeightDescriptor) -> WeightTensors<[usize; 2]> {
 /// The tensors of a weight in a record. None of them is a float: a cast, a quantiser or an adapter
 /// for float weights ignores them.
 pub(super) struct RecordTensors {
-    words: Param<Tensor<2, Int>>,
+    qweight: Param<Tensor<2, Int>>,
     metadata: Option<Param<Tensor<2, Int>>>,
     scales: Param<Tensor<2, Int>>,
     zero_points: Option<Param<Tensor<2, Int>>>,
@@ -48,9 +48,9 @@ impl RecordTensors {
             tensors: OnceLock::new(),
         });
         let (device, tensors) = (weight.device(), &weight.tensors);
-        let (k, scale_dtype) = (weight.dims()[0], weight.spec().scale_dtype);
+        let (k, scale_dtype) = (weight.dims()[0], weight.spec().scales.dtype);
         let shapes = shapes(&weight.descriptor().in_layout(WeightLayout::Plain));
-        let (words, places, scales) = (plain.clone(), plain.clone(), plain.clone());
+        let (qweight, places, scales) = (plain.clone(), plain.clone(), plain.clone());
         let read_scales = move |device: &Device| {
             let scales = &scales.tensors().scales;
             let shape = scales.dims();
@@ -61,8 +61,8 @@ impl RecordTensors {
             )
         };
         Self {
-            words: lazy(tensors.words.id, shapes.words, &device, move |device| {
-                words.tensors().words.val().to_device(device)
+            qweight: lazy(tensors.qweight.id, shapes.qweight, &device, move |device| {
+                qweight.tensors().qweight.val().to_device(device)
             }),
             metadata: tensors
                 .metadata
@@ -123,7 +123,7 @@ impl RecordTensors {
         };
         let shapes = shapes(recorded);
         Self {
-            words: int(shapes.words),
+            qweight: int(shapes.qweight),
             metadata: shapes.metadata.map(int),
             scales: int(shapes.scales),
             zero_points: shapes.zero_points.map(int),
@@ -134,7 +134,7 @@ impl RecordTensors {
     }
 
     pub fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        visited(visitor, WORDS, |visitor| visitor.visit_int(&self.words));
+        visited(visitor, QWEIGHT, |visitor| visitor.visit_int(&self.qweight));
         if let Some(metadata) = &self.metadata {
             visited(visitor, METADATA, |visitor| visitor.visit_int(metadata));
         }
@@ -149,7 +149,7 @@ impl RecordTensors {
 
     pub fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
         Self {
-            words: mapped(mapper, WORDS, |mapper| mapper.map_int(self.words)),
+            qweight: mapped(mapper, QWEIGHT, |mapper| mapper.map_int(self.qweight)),
             metadata: self
                 .metadata
                 .map(|places| mapped(mapper, METADATA, |mapper| mapper.map_int(places))),
@@ -175,14 +175,14 @@ impl RecordTensors {
                 .filter(|dtype| *dtype != DType::I32)
         }
         let Self {
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
             row_permutation,
         } = self;
         let found = [
-            (WORDS, dtype_of(words)),
+            (QWEIGHT, dtype_of(qweight)),
             (METADATA, metadata.as_ref().and_then(dtype_of)),
             (SCALES, dtype_of(scales)),
             (ZERO_POINTS, zero_points.as_ref().and_then(dtype_of)),
@@ -202,7 +202,7 @@ impl RecordTensors {
             let unlike = Param::uninitialized(
                 ParamId::new(),
                 init,
-                words.lazy_device(),
+                qweight.lazy_device(),
                 false,
                 Shape::new([1]),
             );
@@ -228,7 +228,7 @@ impl RecordTensors {
         let optional = matrices
             .into_iter()
             .chain([self.row_permutation.as_ref().map(Param::is_initialized)]);
-        [self.words.is_initialized(), self.scales.is_initialized()]
+        [self.qweight.is_initialized(), self.scales.is_initialized()]
             .into_iter()
             .chain(optional.flatten())
     }
@@ -242,9 +242,9 @@ impl RecordTensors {
         }
         let shape = descriptor.tensors().scales.matrix_shape();
         let (id, words) = (self.scales.id, self.scales.val());
-        let scales = scales_of_words(words, shape, descriptor.spec().scale_dtype, scale_dtype);
+        let scales = scales_of_words(words, shape, descriptor.spec().scales.dtype, scale_dtype);
         DeviceTensors {
-            words: held(self.words),
+            qweight: held(self.qweight),
             metadata: self.metadata.map(held),
             scales: Param::initialized(id, scales),
             zero_points: self.zero_points.map(held),

@@ -10,7 +10,7 @@ use marlin_format::{
 /// The tensors of a weight on a device, as its [`WeightDescriptor`] lists them.
 #[derive(Module, Debug)]
 pub(super) struct DeviceTensors {
-    pub words: Param<Tensor<2, Int>>,
+    pub qweight: Param<Tensor<2, Int>>,
     pub metadata: Option<Param<Tensor<2, Int>>>,
     pub scales: Param<Tensor<2>>,
     pub zero_points: Option<Param<Tensor<2, Int>>>,
@@ -24,7 +24,7 @@ impl DeviceTensors {
         let shapes = plain.descriptor().tensors();
         let zero_points = plain.zero_point_words();
         let PlainParts {
-            words,
+            qweight,
             metadata,
             scales,
             row_permutation,
@@ -43,7 +43,7 @@ impl DeviceTensors {
             Scales::F32(values) => TensorData::new(values, scale_shape),
         };
         Self {
-            words: matrix(words, shapes.words),
+            qweight: matrix(qweight, shapes.qweight),
             metadata: metadata
                 .zip(shapes.metadata)
                 .map(|(metadata, shape)| matrix(metadata, shape)),
@@ -84,7 +84,7 @@ impl DeviceTensors {
             Tensor::from_data(TensorData::full(scales, f32::NAN), (device, scale_dtype))
         };
         Self {
-            words: zeros(shapes.words),
+            qweight: zeros(shapes.qweight),
             metadata: shapes.metadata.map(zeros),
             scales: Param::uninitialized(
                 ParamId::new(),
@@ -124,7 +124,7 @@ impl DeviceTensors {
             (device, scale_dtype),
         );
         Self {
-            words: bits(shapes.words),
+            qweight: bits(shapes.qweight),
             metadata: shapes.metadata.map(bits),
             scales: Param::initialized(ParamId::new(), scales),
             zero_points: shapes.zero_points.map(bits),
@@ -150,7 +150,7 @@ impl QuantizedWeight {
     pub fn to_op(&self) -> QuantTensors<Dispatch> {
         let tensors = &self.tensors;
         QuantTensors {
-            words: tensors.words.val().into_dispatch(),
+            qweight: tensors.qweight.val().into_dispatch(),
             metadata: tensors
                 .metadata
                 .as_ref()
@@ -197,7 +197,7 @@ impl QuantizedWeight {
                 .map(|(param, tensor)| Param::initialized(param.id, Tensor::from_dispatch(tensor)))
         };
         let tensors = DeviceTensors {
-            words: Param::initialized(tensors.words.id, Tensor::from_dispatch(op.words)),
+            qweight: Param::initialized(tensors.qweight.id, Tensor::from_dispatch(op.qweight)),
             metadata: optional(tensors.metadata, op.metadata),
             scales: Param::initialized(tensors.scales.id, Tensor::from_dispatch(op.scales)),
             zero_points: optional(tensors.zero_points, op.zero_points),

@@ -3,7 +3,7 @@ use crate::args::ChatArgs;
 use crate::error::CliError;
 use crate::kernel_cache;
 use crate::output;
-use marlin_llama::{ChatTemplate, Llama, Message};
+use marlin_lm::{ChatTemplate, LanguageModel, Message};
 use std::io::{self, BufRead};
 use std::ops::ControlFlow;
 
@@ -12,7 +12,7 @@ const USER: &str = "User: ";
 const ASSISTANT: &str = "Assistant:";
 const SYSTEM: &str = "System: ";
 
-/// Reads lines and lets the model answer each of them, until the input ends.
+/// Reads lines and lets the model answer each of them, until an empty line or the end of the input.
 pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     let system = args
         .system_file
@@ -23,8 +23,8 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     let template = ChatTemplate::open(&args.model.dir)?;
-    // After a template the answer is a separate text; with plain turns it continues the text after
-    // `Assistant:`.
+    // With a template, the answer is decoded as a separate text. With plain turns, it continues the
+    // text after `Assistant:`.
     options.answer = template.is_some();
     options.compile_ahead = kernel_cache::is_empty();
     match &template {
@@ -56,9 +56,9 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     }
 }
 
-/// The tokens of a conversation, up to the beginning of the answer.
+/// Returns the tokens of a conversation, up to the beginning of the answer.
 fn prompt(
-    llama: &Llama,
+    llama: &LanguageModel,
     template: Option<&ChatTemplate>,
     messages: &[Message],
 ) -> Result<Vec<u32>, CliError> {
@@ -69,7 +69,7 @@ fn prompt(
     })
 }
 
-/// The text of a conversation for a model without a template.
+/// Returns the text of a conversation for a model without a template.
 fn plain(messages: &[Message]) -> String {
     let turn = |message: &Message| {
         let name = match message.role.as_str() {
@@ -144,7 +144,7 @@ impl Answer {
     }
 }
 
-/// The number of bytes at the end of a text that could begin the user's next turn.
+/// Returns the number of bytes at the end of a text that could begin the user's next turn.
 fn held_back(text: &str) -> usize {
     let turn = format!("\n{}", USER.trim_end());
     (1..=turn.len())

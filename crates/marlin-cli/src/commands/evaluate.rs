@@ -4,7 +4,7 @@ use crate::error::CliError;
 use crate::output;
 use crate::plot::{Plot, Point};
 use marlin_format::checkpoint::Checkpoint;
-use marlin_llama::{Evaluation, Evaluations, Mean, evaluate};
+use marlin_lm::{Evaluation, Evaluations, Mean, evaluate};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -53,7 +53,7 @@ pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     args.plot.iter().try_for_each(|file| plot.write(file))
 }
 
-/// A folder that is evaluated.
+/// A model that is evaluated.
 struct Model<'a> {
     dir: &'a Path,
     bytes: usize,
@@ -193,8 +193,8 @@ fn as_json(model: &Model<'_>, found: &Evaluation) -> Value {
     })
 }
 
-/// The models over all texts, by the names of their folders, or where these do not tell them apart
-/// by their paths.
+/// Returns the plot of the models' results over all texts. Labels are the names of the models'
+/// folders, or the paths if several folders have the same name.
 fn plot(args: &EvaluateArgs, models: &[Model<'_>], found: &Evaluations) -> Plot {
     let name = |dir: &Path| {
         let whole = dir.canonicalize();
@@ -222,8 +222,8 @@ fn plot(args: &EvaluateArgs, models: &[Model<'_>], found: &Evaluations) -> Plot 
             label,
             bytes: model.bytes,
             perplexity: found.perplexity(),
-            // The same windows are hard for every model: how far it is from the reference is known much
-            // better than where both are.
+            // The same windows are hard for every model: the difference from the reference has a
+            // much smaller standard error than each perplexity.
             error: found.against.as_ref().map_or(f64::NAN, |against| {
                 found.perplexity() * against.nll_change.error
             }),

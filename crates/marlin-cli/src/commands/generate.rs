@@ -3,7 +3,7 @@ use crate::args::GenerateArgs;
 use crate::error::CliError;
 use crate::kernel_cache;
 use crate::output;
-use marlin_llama::{Generation, StopReason};
+use marlin_lm::{Generation, StopReason};
 use serde_json::json;
 use std::io;
 use std::ops::ControlFlow;
@@ -28,7 +28,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
             "stop_reason": stop_reason(&generation),
         }));
     }
-    // The prompt is printed with the first new text: by then it is known that the model accepts it.
+    // The prompt is printed with the first new text, when the model has accepted the prompt.
     let (mut before, mut result) = (prompt.as_str(), Ok(()));
     let generation = llama.generate(&prompt, &options, |text| {
         result = output::text(&format!("{}{text}", std::mem::take(&mut before)));
@@ -56,7 +56,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The text to continue.
+/// Returns the text to continue.
 fn prompt(args: &GenerateArgs) -> Result<String, CliError> {
     match &args.prompt_file {
         None => Ok(args.prompt.clone().unwrap_or_default()),

@@ -3,20 +3,21 @@ use crate::error::CliError;
 use crate::{device, output};
 use burn::tensor::{Device, FloatDType};
 use burn_marlin::device::target;
-use burn_marlin::{ActivationDtype, Bits, GroupSize, ScaleDtype};
+use burn_marlin::{ActivationDtype, GroupSize, ScaleDtype, WeightValue};
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{
-    Checkpoint, CheckpointError, LayerFormat, Part, Quantization, TensorView, parts, read_layer,
+    Checkpoint, CheckpointEntry, CheckpointError, LayerFormat, Quantization, TensorView, entries,
+    read_layer,
 };
-use marlin_kernels::{QuantProblem, held_on, plan};
-use marlin_llama::{OpenOptions, check_folder};
+use marlin_kernels::{QuantProblem, device_layout, plan};
+use marlin_lm::{OpenOptions, check_folder};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A tensor, or the tensors of a quantised layer.
 #[derive(Serialize)]
-struct Row {
+struct TensorRow {
     name: String,
     /// The dtype of a tensor; for a quantised layer its checkpoint format and spec.
     format: String,
@@ -31,7 +32,7 @@ struct Row {
 /// The quantisation of a layer, as stored in its tensors, and the kernel that runs it.
 #[derive(Serialize)]
 struct Quantized {
-    bits: Bits,
+    bits: WeightValue,
     /// Rows of K that share a scale, -1 for all of them.
     group: GroupSize,
     scales: ScaleDtype,
@@ -46,16 +47,16 @@ struct Quantized {
 
 #[derive(Serialize)]
 struct Summary {
-    tensors: Vec<Row>,
+    tensors: Vec<TensorRow>,
     weights: usize,
     bytes: usize,
     bits_per_weight: f64,
-    /// The faults of the folder: if there are none, `generate` accepts it.
+    /// The faults of the folder. If there are none, `generate` accepts the folder.
     faults: Vec<String>,
 }
 
-/// Opens all of a folder that can be opened, and reads every quantised layer of the model, one at a
-/// time, and a sample of every other tensor.
+/// Opens every file of a folder that can be opened. Reads every quantised layer of the model, one
+/// at a time, and a sample of every other tensor.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let device = device::open(args.device)?;
     let progress = output::progress_of_bytes(0);
@@ -118,21 +119,21 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
 }
 
 /// Lists the contents of the checkpoint. `layers` are the layers that were already read; layers
-/// that the model has no place for are read here.
+/// that are not part of the model are read here.
 fn rows(
     dir: &Path,
     checkpoint: &Checkpoint,
     device: &Device,
-    mut layers: BTreeMap<String, Row>,
+    mut layers: BTreeMap<String, TensorRow>,
     keep: &mut impl FnMut(&CheckpointError),
-) -> Result<Vec<Row>, CheckpointError> {
+) -> Result<Vec<TensorRow>, CheckpointError> {
     // Faults of the configs are reported above. Without configs every tensor has a row of its own.
     let quantization = Quantization::read(dir).ok().flatten();
     let mut rows = Vec::new();
-    for part in parts(checkpoint, quantization.as_ref())? {
+    for part in entries(checkpoint, quantization.as_ref())? {
         let row = match part {
-            Part::Tensor { name } => tensor_row(checkpoint.tensor(&name)?),
-            Part::Layer {
+            CheckpointEntry::Tensor { name } => tensor_row(checkpoint.tensor(&name)?),
+            CheckpointEntry::Layer {
                 name,
                 format,
                 tensors,
@@ -141,7 +142,7 @@ fn rows(
                     .iter()
                     .map(|name| Ok(checkpoint.tensor(name)?.bytes().len()))
                     .sum::<Result<usize, CheckpointError>>()?;
-                let unread = || Row {
+                let unread = || TensorRow {
                     name: name.clone(),
                     format: format.to_string(),
                     shape: Vec::new(),
@@ -163,7 +164,7 @@ fn rows(
                 );
                 tensors.iter().for_each(|tensor| checkpoint.release(tensor));
                 match row {
-                    Ok(row) => Row { bytes, ..row },
+                    Ok(row) => TensorRow { bytes, ..row },
                     Err(error) => {
                         keep(&error);
                         unread()
@@ -176,12 +177,12 @@ fn rows(
     Ok(rows)
 }
 
-fn tensor_row(tensor: TensorView<'_>) -> Row {
+fn tensor_row(tensor: TensorView<'_>) -> TensorRow {
     let (bytes, shape) = (tensor.bytes().len(), tensor.shape().to_vec());
     let sparsity = if tensor.looks_two_four() { " 2:4" } else { "" };
     let format = format!("{:?}{sparsity}", tensor.dtype()).to_lowercase();
     let bits_per_weight = bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
-    Row {
+    TensorRow {
         name: tensor.name().into(),
         format,
         shape,
@@ -191,15 +192,20 @@ fn tensor_row(tensor: TensorView<'_>) -> Row {
     }
 }
 
-/// The row of a layer that was read. Its bytes are not known here and stay 0.
-fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, device: &Device) -> Row {
+/// Returns the row of a layer that was read. The layer's bytes are not known here and stay 0.
+fn quantized_row(
+    layer: &str,
+    format: &LayerFormat,
+    weight: &PlainWeight,
+    device: &Device,
+) -> TensorRow {
     let (k, n, spec, permuted) = (
         weight.k(),
         weight.n(),
         weight.spec(),
         weight.row_permutation().is_some(),
     );
-    let scales = ActivationDtype::from(spec.scale_dtype);
+    let scales = ActivationDtype::from(spec.scales.dtype);
     let activations = match scales {
         ActivationDtype::F16 if device.supports_dtype(FloatDType::F16) => scales,
         ActivationDtype::BF16 if device.supports_dtype(FloatDType::BF16) => scales,
@@ -211,20 +217,20 @@ fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, device
     );
     let plan = plan(
         QuantProblem {
-            weight: held_on(&problem, &target),
+            weight: device_layout(&problem, &target),
             ..problem
         },
         &target,
     );
-    Row {
+    TensorRow {
         name: layer.to_owned(),
         format: format!("{} {}", format.method(), weight.descriptor().format),
         shape: vec![n, k],
         quantized: Some(Quantized {
-            bits: spec.bits,
-            group: spec.group,
-            scales: spec.scale_dtype,
-            zero_points: spec.zero_points,
+            bits: spec.value,
+            group: spec.scales.group,
+            scales: spec.scales.dtype,
+            zero_points: spec.has_zero_points(),
             act_order: permuted,
             sparsity: weight.sparsity().to_string(),
             kernel: plan.kernel.to_string(),

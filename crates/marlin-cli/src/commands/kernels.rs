@@ -3,11 +3,11 @@ use crate::args::KernelsArgs;
 use crate::error::CliError;
 use crate::output;
 use marlin_kernels::{EpilogueStage, Problem, PrologueStage};
-use marlin_llama::model::LayerPlan;
+use marlin_lm::model::LayerPlan;
 use serde::Serialize;
 
 #[derive(Serialize)]
-struct Row {
+struct PlanRow {
     layer: String,
     k: usize,
     n: usize,
@@ -19,7 +19,7 @@ struct Row {
     reason: String,
 }
 
-impl Row {
+impl PlanRow {
     fn new(
         LayerPlan {
             layer,
@@ -68,10 +68,10 @@ pub fn run(args: &KernelsArgs) -> Result<(), CliError> {
         .iter()
         .map(|&rows| llama.model.plans(rows))
         .collect();
-    // The rows of one layer follow each other.
+    // The rows of one layer are consecutive.
     let layers = plans.first().map_or(0, Vec::len);
-    let rows: Vec<Row> = (0..layers)
-        .flat_map(|layer| plans.iter().map(move |plans| Row::new(&plans[layer])))
+    let rows: Vec<PlanRow> = (0..layers)
+        .flat_map(|layer| plans.iter().map(move |plans| PlanRow::new(&plans[layer])))
         .collect();
     if args.json {
         return output::json(&rows);

@@ -14,24 +14,24 @@ use crate::device;
 use crate::error::CliError;
 use crate::output;
 use burn::tensor::FloatDType;
-use marlin_format::{Bits, GroupSize, QuantSpec};
-use marlin_llama::{GenerateOptions, Llama, LlamaError, OpenOptions};
+use marlin_format::{GroupSize, QuantSpec, WeightValue};
+use marlin_lm::{GenerateOptions, LanguageModel, ModelError, OpenOptions};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 /// Opens the model of a command.
-fn open(args: &ModelArgs, with_tokenizer: bool) -> Result<Llama, CliError> {
+fn open(args: &ModelArgs, with_tokenizer: bool) -> Result<LanguageModel, CliError> {
     open_dir(&args.dir, args, with_tokenizer)
 }
 
 /// Opens a folder with the options of a command's model.
-fn open_dir(dir: &Path, args: &ModelArgs, with_tokenizer: bool) -> Result<Llama, CliError> {
+fn open_dir(dir: &Path, args: &ModelArgs, with_tokenizer: bool) -> Result<LanguageModel, CliError> {
     let device = device::open(args.device)?;
     let dtype = args.dtype.map(dtype);
     let head = args.head.map(|bits| match bits {
-        Bits::Four => QuantSpec::int4(GroupSize::G128),
-        Bits::Eight => QuantSpec::int8(GroupSize::G128),
+        WeightValue::Int4 => QuantSpec::int4(GroupSize::G128),
+        WeightValue::Int8 => QuantSpec::int8(GroupSize::G128),
     });
     let options = OpenOptions {
         dtype,
@@ -40,7 +40,7 @@ fn open_dir(dir: &Path, args: &ModelArgs, with_tokenizer: bool) -> Result<Llama,
         head,
     };
     let bar = output::progress_of_bytes(0);
-    let llama = Llama::open_with(dir, &device, &options, |progress| {
+    let llama = LanguageModel::open_with(dir, &device, &options, |progress| {
         bar.set_length(progress.total as u64);
         bar.set_position(progress.done as u64);
         bar.set_message(progress.layer.to_owned());
@@ -57,7 +57,7 @@ fn dtype(name: DtypeName) -> FloatDType {
     }
 }
 
-/// Reads a text file, UTF-8.
+/// Reads a UTF-8 text file.
 fn read_text(path: &Path) -> Result<String, CliError> {
     let file = File::open(path).map_err(|source| CliError::File {
         path: path.into(),
@@ -66,7 +66,7 @@ fn read_text(path: &Path) -> Result<String, CliError> {
     read_text_from(file, path)
 }
 
-/// Reads the rest of a file, UTF-8; `path` is its name in errors.
+/// Reads the rest of a UTF-8 text file; errors name `path`.
 fn read_text_from(mut file: impl Read, path: &Path) -> Result<String, CliError> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)
@@ -78,22 +78,26 @@ fn read_text_from(mut file: impl Read, path: &Path) -> Result<String, CliError> 
 }
 
 /// Encodes a text file and returns its first tokens, `max` at most.
-fn text_tokens(llama: &Llama, path: &Path, max: Option<usize>) -> Result<Vec<u32>, CliError> {
+fn text_tokens(
+    llama: &LanguageModel,
+    path: &Path,
+    max: Option<usize>,
+) -> Result<Vec<u32>, CliError> {
     let mut tokens = llama.tokenizer()?.encode(&read_text(path)?)?;
     tokens.truncate(max.unwrap_or(usize::MAX));
-    // This error names the file, unlike the one of the library.
+    // This error names the file, unlike the library's error.
     match tokens.len() {
         tokens @ 0..2 => Err(CliError::ShortText {
             path: path.into(),
-            source: Box::new(LlamaError::TextTooShort { tokens }),
+            source: Box::new(ModelError::TextTooShort { tokens }),
         }),
         _ => Ok(tokens),
     }
 }
 
-/// The sampling options of the command line; options that are not given have the model's own
-/// defaults.
-fn generate_options(llama: &Llama, args: &SamplingArgs) -> GenerateOptions {
+/// Returns the sampling options of the command line. Options that are not given have the model's
+/// own defaults.
+fn generate_options(llama: &LanguageModel, args: &SamplingArgs) -> GenerateOptions {
     let mut options = llama.default_options(args.max_new_tokens);
     options.seed = args.seed;
     let sampling = &mut options.sampling;
@@ -107,7 +111,7 @@ fn generate_options(llama: &Llama, args: &SamplingArgs) -> GenerateOptions {
     options
 }
 
-/// Tokens per second.
+/// Returns the number of tokens per second.
 fn rate(tokens: usize, duration: std::time::Duration) -> f64 {
     tokens as f64 / duration.as_secs_f64().max(1e-9)
 }

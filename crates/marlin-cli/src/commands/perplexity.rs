@@ -2,7 +2,7 @@ use super::{open, rate, text_tokens};
 use crate::args::PerplexityArgs;
 use crate::error::CliError;
 use crate::output;
-use marlin_llama::perplexity;
+use marlin_lm::perplexity;
 use serde_json::json;
 use std::time::Instant;
 

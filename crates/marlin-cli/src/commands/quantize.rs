@@ -4,8 +4,8 @@ use crate::device;
 use crate::error::CliError;
 use crate::output;
 use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightFormat};
-use marlin_llama::{
-    Calibration, ChatTemplate, FileFormat, LlamaConfig, Method, QuantizeOptions, QuantizeReport,
+use marlin_lm::{
+    Calibration, ChatTemplate, FileFormat, Method, ModelConfig, QuantizeOptions, QuantizeReport,
     QuantizedLayer, RowOrder, SampleOptions, Tokenizer, calibration_samples, quantize_folder,
 };
 use serde_json::json;
@@ -20,12 +20,9 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         DtypeName::Bf16 => ScaleDtype::BF16,
         DtypeName::F32 => ScaleDtype::F32,
     };
-    let spec = QuantSpec {
-        bits: args.bits,
-        group: args.group,
-        zero_points: args.zero_points,
-        scale_dtype,
-    };
+    let spec = QuantSpec::new(args.bits, args.group)
+        .with_zero_point((args.zero_points).into())
+        .with_scale_dtype(scale_dtype);
     let start = Instant::now();
     let is_sparse = args.sparse24 || args.method == MethodName::Sparsegpt;
     let format = match args.format {
@@ -50,7 +47,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let stopped = Arc::new(AtomicBool::new(false));
     if !matches!(options.method, Method::Round { .. }) {
         let stopped = stopped.clone();
-        // Without a handler Ctrl-C ends the program at once; the next run resumes all the same.
+        // Without a handler, Ctrl-C ends the program at once; the next run still resumes.
         if let Err(error) = ctrlc::set_handler(move || stopped.store(true, Ordering::Relaxed)) {
             tracing::debug!(%error, "no handler of Ctrl-C");
         }
@@ -95,7 +92,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         .iter()
         .map(|layer| layer.bits_per_weight * (layer.k * layer.n) as f64)
         .sum();
-    let (layers, bits, left) = (
+    let (layers, bits, skipped) = (
         report.quantized.len(),
         bits / weights.max(1) as f64,
         report.excluded.len(),
@@ -112,7 +109,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     };
     let others = others(&report, &spec);
     output::line(&format!(
-        "{layers} layers to {spec}{others}{sparse}, {bits:.2} bits per weight, {left} left"
+        "{layers} layers to {spec}{others}{sparse}, {bits:.2} bits per weight, {skipped} skipped"
     ))?;
     let small = report
         .quantized
@@ -134,7 +131,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     ))?)
 }
 
-/// The method, with its calibration samples.
+/// Returns the quantisation method, with its calibration samples.
 fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
     if args.method == MethodName::Rtn {
         return match (args.awq, args.calibration.is_empty()) {
@@ -148,7 +145,7 @@ fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
     if args.calibration.is_empty() {
         return Err(CliError::NoCalibration);
     }
-    let config = LlamaConfig::read(&args.dir.join("config.json"))?;
+    let config = ModelConfig::read(&args.dir.join("config.json"))?;
     let max_len = args
         .max_len
         .unwrap_or(SampleOptions::default().max_len.min(config.positions()));

@@ -1,6 +1,6 @@
 //! An axis of a plot: the pixel of each value, and the values that have ticks.
 
-/// The range of values in one direction, and the pixels that it maps to.
+/// The range of values in one direction, and the pixels that the range maps to.
 pub(super) struct Axis {
     low: f64,
     high: f64,
@@ -11,8 +11,8 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// Creates an axis with room around the values. It is logarithmic if the largest value is
-    /// several times the smallest.
+    /// Creates an axis with a margin around the values. The axis is logarithmic if the largest
+    /// value is more than five times the smallest.
     pub fn new(values: impl Iterator<Item = f64>, start: i32, end: i32) -> Self {
         let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
             (low.min(value), high.max(value))
@@ -20,7 +20,7 @@ impl Axis {
         let is_logarithmic = low > 0.0 && high > 5.0 * low;
         let scale = |value: f64| if is_logarithmic { value.ln() } else { value };
         let (low, high) = (scale(low), scale(high));
-        // A single model has room around it, too.
+        // A single value also has a margin.
         let room = if high > low {
             0.1 * (high - low)
         } else {
@@ -45,7 +45,7 @@ impl Axis {
         self.start + (part * f64::from(self.end - self.start)).round() as i32
     }
 
-    /// The ticks: pixels and labels of round values.
+    /// Returns the ticks: the pixels and labels of round values.
     pub fn ticks(&self) -> Vec<(i32, String)> {
         let values: Vec<(f64, usize)> = if self.is_logarithmic {
             let decades = (self.low / std::f64::consts::LN_10).floor() as i32

@@ -50,7 +50,7 @@ impl Rect {
         )
     }
 
-    /// True if a line has a point in the rectangle.
+    /// Returns true if a line has a point in the rectangle.
     fn is_crossed(&self, [from, to]: [(i32, i32); 2]) -> bool {
         const POINTS: i32 = 32;
         let between = |from: i32, to: i32, index: i32| from + (to - from) * index / POINTS;
@@ -59,7 +59,8 @@ impl Rect {
         points.any(|point| self.nearest(point) == point)
     }
 
-    /// The line from a point to the rectangle, or `None` if the point is close to it.
+    /// Returns the line from a point to the rectangle, or `None` if the point is close to the
+    /// rectangle.
     pub fn line_from(&self, (x, y): (i32, i32)) -> Option<[(i32, i32); 2]> {
         let near = self.nearest((x, y));
         let distance = (near.0 - x).abs().max((near.1 - y).abs());
@@ -101,8 +102,8 @@ pub(super) fn free_rect(
             .chain(others)
             .any(|other| other.overlaps(rect))
     };
-    // Prefers places near the point, level with it or centred above or below it, and to its right
-    // rather than its left.
+    // The cost is low for places near the point, level with the point or centred above or below it,
+    // and to its right rather than its left.
     let cost = |rect: &Rect| {
         let (near_x, near_y) = rect.nearest((x, y));
         let distance = f64::from((near_x - x).pow(2) + (near_y - y).pow(2)).sqrt();

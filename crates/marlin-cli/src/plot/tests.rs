@@ -1,14 +1,7 @@
-#[path = "../../../../tests/src/seed.rs"]
-mod seed;
-
 use super::*;
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use marlin_testing::rng;
+use rand::RngExt;
 use resvg::usvg::roxmltree;
-
-fn rng() -> StdRng {
-    StdRng::seed_from_u64(seed::seed())
-}
 
 fn point(label: &str, bytes: usize, perplexity: f64, error: f64) -> Point {
     Point {
@@ -26,7 +19,7 @@ fn plot(points: Vec<Point>) -> Plot {
     }
 }
 
-/// All texts of an SVG.
+/// Returns all texts of an SVG.
 fn texts(svg: &str) -> Vec<String> {
     let tree = roxmltree::Document::parse(svg).unwrap();
     let texts = tree.descendants().filter(|node| node.has_tag_name("text"));
@@ -91,7 +84,8 @@ fn every_model_has_its_label_whatever_is_in_its_name() {
     assert!(!texts.concat().contains(char::is_control));
 }
 
-/// The text of a PNG is drawn without any font of the system: without the text, pixels differ.
+/// Tests that the text of a PNG is drawn without any font of the system: pixels differ from those
+/// of a PNG without the text.
 #[test]
 fn a_png_has_text() {
     let pixels = |plot: &Plot| Pixmap::decode_png(&png(&plot.svg().unwrap()).unwrap()).unwrap();

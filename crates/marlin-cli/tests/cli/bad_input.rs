@@ -1,5 +1,5 @@
-//! Inputs that the program refuses. The message names the file or tensor and both conflicting
-//! values, and no file is left behind.
+//! Tests of inputs that the program refuses. The message names the file or tensor and both
+//! conflicting values, and no file is left behind.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::support::{
     write_safetensors,
 };
 
-/// The arguments of every command that opens a model's weights.
+/// Returns the arguments of every command that opens a model's weights.
 fn commands(dir: &Path) -> Vec<Vec<OsString>> {
     vec![
         args!["generate", dir, "--device", "flex", "--prompt", "A"],
@@ -129,7 +129,7 @@ fn scales_that_are_no_numbers_are_refused() {
     let start = header[format!("{layer}.weight_scale")]["data_offsets"][0]
         .as_u64()
         .unwrap() as usize;
-    // [N, groups], two groups a column.
+    // The scales are [N, groups], with two groups for each column.
     data[start + 2 * 5..][..2].copy_from_slice(&0x7e00u16.to_le_bytes());
     write_safetensors(&path, &header, &data);
     for args in commands(&folder.target) {
@@ -330,7 +330,7 @@ fn a_conversation_that_is_not_utf8_is_refused() {
     );
 }
 
-/// Runs only on a machine without such a GPU; with one, there is nothing to refuse.
+/// Checks anything only on a machine without an NVIDIA GPU; with one, the device is not refused.
 #[test]
 fn a_device_that_is_not_there_is_refused_by_name() {
     #[cfg(feature = "cuda")]

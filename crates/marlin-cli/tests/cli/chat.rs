@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::support::{Folder, args, run_with_input, shipped, succeed_json};
 
-/// The program's answer to the conversation so far, generated with `generate`.
+/// Returns the model's answer to the conversation so far, from `generate`.
 fn answer(dir: &Path, history: &str) -> String {
     let args = args![
         "generate",
@@ -23,7 +23,7 @@ fn answer(dir: &Path, history: &str) -> String {
     succeed_json(&args)["text"].as_str().unwrap().to_owned()
 }
 
-/// Arguments of `chat` for deterministic answers.
+/// Returns arguments of `chat` for deterministic answers.
 pub(crate) fn chat(dir: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args = args![
         "chat",

@@ -129,7 +129,7 @@ fn plots_are_drawn_as_svg_and_png() {
     args.extend(args!["--plot", &missing]);
     let run = run_with_input(&args, b"");
     assert_eq!(run.code, Some(1));
-    // The computed results are printed all the same.
+    // The computed results are printed even if the plot cannot be written.
     assert!(
         run.stdout.contains("over 63 tokens") && run.stderr.contains("missing/plot.svg"),
         "{}{}",

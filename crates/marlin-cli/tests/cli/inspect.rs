@@ -9,7 +9,7 @@ use crate::support::{Folder, args, cells, command, shipped, succeed, succeed_jso
 const PROJECTIONS: usize = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256);
 const OTHERS: usize = 4096 * 256 + 5 * 256;
 
-/// The row of a tensor in the JSON of `inspect`.
+/// Returns the row of a tensor in the JSON of `inspect`.
 pub(crate) fn row<'a>(inspected: &'a Value, name: &str) -> &'a Value {
     inspected["tensors"]
         .as_array()

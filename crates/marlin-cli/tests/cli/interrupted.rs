@@ -8,15 +8,14 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Instant;
 
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::RngExt;
 
-use crate::support::{Folder, args, command, heldout, seed, succeed, succeed_json};
+use crate::support::{Folder, args, command, heldout, succeed, succeed_json};
 
 /// The number of times that a test kills the program.
 const KILLS: u32 = 10;
 
-/// Arguments that calibrate a model on a few samples.
+/// Returns arguments of `quantize` with calibration on a few samples.
 fn gptq(source: &Path, target: &Path) -> Vec<OsString> {
     let mut args = args![
         "quantize",
@@ -44,7 +43,7 @@ fn gptq(source: &Path, target: &Path) -> Vec<OsString> {
     args
 }
 
-/// The files of a folder.
+/// Returns the names and contents of the files in a folder.
 fn contents(dir: &Path) -> BTreeMap<OsString, Vec<u8>> {
     let entries = dir.read_dir().unwrap().map(|entry| entry.unwrap());
     entries
@@ -77,7 +76,7 @@ fn expect_beside(folder: &Folder, expected: &[&str]) {
 
 #[test]
 fn a_run_that_is_killed_again_and_again_ends_with_the_same_bytes() {
-    let mut rng = StdRng::seed_from_u64(seed::seed());
+    let mut rng = marlin_testing::rng();
     let folder = Folder::with_config(serde_json::json!({
         "num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 1, "num_key_value_heads": 1
     }));

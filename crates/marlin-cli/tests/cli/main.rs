@@ -1,4 +1,5 @@
-//! The program `burn-marlin`, run as a user runs it, on the shipped model and on small random ones.
+//! Tests of the program `burn-marlin`, run as a user runs it, on the shipped model and on small
+//! random models.
 
 mod bad_input;
 mod chat;

@@ -21,7 +21,7 @@ fn quantize_writes_a_folder_that_other_engines_load() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(
         lines[0],
-        "14 layers to int4 g128 f16, 4.12 bits per weight, 0 left"
+        "14 layers to int4 g128 f16, 4.12 bits per weight, 0 skipped"
     );
     let target = folder.target.to_str().unwrap();
     assert!(
@@ -266,7 +266,7 @@ fn scales_of_small_weights_are_bf16_or_f32() {
     let (header, mut whole) = read_safetensors(&path);
     let place = header["model.layers.1.mlp.down_proj.weight"]["data_offsets"].clone();
     let [start, end] = [0, 1].map(|i| place[i].as_u64().unwrap() as usize);
-    // The smallest number of f16: its scale is a 7.5th.
+    // The smallest positive number of f16: its scale is the number divided by 7.5.
     whole[start..end]
         .as_chunks_mut()
         .0

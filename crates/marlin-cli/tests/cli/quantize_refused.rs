@@ -1,4 +1,4 @@
-//! Tests of what `quantize` refuses without writing anything.
+//! Tests of inputs that `quantize` refuses without writing anything.
 
 use serde_json::json;
 
@@ -219,7 +219,7 @@ fn weights_that_are_not_finite_are_refused() {
     let start = header[format!("{layer}.weight")]["data_offsets"][0]
         .as_u64()
         .unwrap() as usize;
-    // Row 3 of K of column 2 of N: the file holds [N, K].
+    // Row 3, column 2 of [K, N]: the file stores [N, K].
     let at = start + 2 * (2 * 256 + 3);
     data[at..at + 2].copy_from_slice(&0x7c00u16.to_le_bytes());
     write_safetensors(&path, &header, &data);

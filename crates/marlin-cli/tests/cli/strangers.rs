@@ -1,5 +1,5 @@
-//! Malicious folders: each is refused with an error, quickly and without much memory. `inspect`
-//! finds every fault.
+//! Tests of malicious folders: each is refused with an error, quickly and without much memory.
+//! `inspect` finds every fault.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -62,7 +62,7 @@ fn refuse_soon(args: &[OsString], input: &[u8], words: &[&str]) {
     assert!(peak < MOST_MEMORY, "{args:?} had {peak} bytes");
 }
 
-/// `VmHWM` of a process, in bytes; 0 if the system does not report it.
+/// Returns `VmHWM`, the peak memory of a process, in bytes; 0 if the system does not report it.
 fn peak_memory(child: &Child) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -251,7 +251,7 @@ fn what_a_header_declares_is_not_allocated() {
         )
     });
 
-    // A matrix with a bitmask, whose values would take more memory than there is.
+    // A matrix with a bitmask, whose values would take more memory than the machine has.
     let data = [(n as i64).to_le_bytes(), (1i64 << 22).to_le_bytes()].concat();
     let (values, mask) = (n << 23, n << 19);
     let name = "model.layers.0.mlp.up_proj";

@@ -1,8 +1,5 @@
 //! Helpers that run the program, and the folders to run it on.
 
-#[path = "../../../../tests/src/seed.rs"]
-pub mod seed;
-
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, FloatDType};
-use marlin_llama::{LlamaConfig, LlamaModel, save_float};
+use marlin_lm::{Model, ModelConfig, save_float};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -27,8 +24,8 @@ pub struct Run {
     pub stderr: String,
 }
 
-/// The program with arguments, without environment variables that change its output, and without
-/// kernels on disk.
+/// Returns a command that runs the program with arguments, without environment variables that
+/// change its output, and without the kernel cache.
 pub fn command(args: &[OsString]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-marlin"));
     command
@@ -69,8 +66,8 @@ pub fn succeed_json(args: &[OsString]) -> Value {
     serde_json::from_str(&succeed(args)).unwrap()
 }
 
-/// Runs the program with arguments that it must refuse: exit code 1, nothing on standard output, a
-/// message on standard error with all of `words`.
+/// Runs the program with arguments that it must refuse: exit code 1, nothing on standard output,
+/// and a message on standard error with all of `words`.
 #[track_caller]
 pub fn refuse(args: &[OsString], words: &[&str]) {
     let run = run_with_input(args, b"");
@@ -90,8 +87,8 @@ pub fn refuse(args: &[OsString], words: &[&str]) {
     }
 }
 
-/// Runs `inspect`, which must find faults: exit code 1, a line for each on standard error, with all
-/// of `words` among them. Returns the faults.
+/// Runs `inspect`, which must find faults: exit code 1, and on standard error a line for each fault
+/// and all of `words`. Returns the faults.
 #[track_caller]
 pub fn faults(dir: &Path, words: &[&str]) -> Vec<String> {
     let run = run_with_input(&args!["inspect", dir, "--device", "flex"], b"");
@@ -121,7 +118,7 @@ pub fn faults(dir: &Path, words: &[&str]) -> Vec<String> {
     faults
 }
 
-/// The cells of a line of a table.
+/// Returns the cells of a line of a table.
 pub fn cells(line: &str) -> Vec<&str> {
     line.split("  ")
         .map(str::trim)
@@ -129,17 +126,18 @@ pub fn cells(line: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The trained model that comes with the repository: 4096 tokens, hidden size 256, 512 positions.
+/// Returns the folder of the trained model in the repository: 4096 tokens, hidden size 256, 512
+/// positions.
 pub fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/train-tiny-llama/model")
 }
 
-/// The held-out text, which the shipped model was not trained on.
+/// Returns the path of the held-out text, which the shipped model was not trained on.
 pub fn heldout() -> PathBuf {
     shipped().join("../heldout.txt")
 }
 
-/// Held while random weights are drawn.
+/// The lock that is held while random weights are drawn.
 static DRAWING: Mutex<()> = Mutex::new(());
 
 /// A temporary folder that contains only the model `source`.
@@ -162,13 +160,13 @@ impl Folder {
         }
     }
 
-    /// A random model in f16 with the shipped tokenizer. Its projections have K = 256, except
-    /// `down_proj`, which has K = 512.
+    /// Creates a random model in f16 with the shipped tokenizer. Its projections have K = 256,
+    /// except `down_proj`, which has K = 512.
     pub fn tiny() -> Self {
         Self::with_config(json!({}))
     }
 
-    /// The [`tiny`](Self::tiny) model with other fields in its config.
+    /// Creates the [`tiny`](Self::tiny) model with other fields in its config.
     pub fn with_config(fields: Value) -> Self {
         let mut config = json!({
             "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
@@ -177,13 +175,13 @@ impl Folder {
         for (name, value) in fields.as_object().unwrap() {
             config[name] = value.clone();
         }
-        let config: LlamaConfig = serde_json::from_value(config).unwrap();
+        let config: ModelConfig = serde_json::from_value(config).unwrap();
         let (folder, device) = (Self::empty(), Device::flex());
         // Flex has one generator for all threads.
         let drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
-        device.seed(seed::seed());
+        device.seed(marlin_testing::seed());
         save_float(
-            &LlamaModel::new(&config, &device),
+            &Model::new(&config, &device),
             &config,
             &folder.source,
             FloatDType::F16,
@@ -198,21 +196,21 @@ impl Folder {
         folder
     }
 
-    /// The tiny model in 4 bits, in `target`.
+    /// Creates the tiny model and quantises it to 4 bits, in `target`.
     pub fn tiny_quantized() -> Self {
         let folder = Self::tiny();
         succeed(&args!["quantize", &folder.source, &folder.target]);
         folder
     }
 
-    /// The shipped model in 4 bits, in `target`; `source` does not exist.
+    /// Quantises the shipped model to 4 bits, in `target`; `source` does not exist.
     pub fn shipped_quantized() -> Self {
         let folder = Self::empty();
         succeed(&args!["quantize", shipped(), &folder.target]);
         folder
     }
 
-    /// The shipped model with this chat template.
+    /// Copies the shipped model, with this chat template, to `source`.
     pub fn shipped_with_template(template: &str) -> Self {
         let folder = Self::empty();
         std::fs::create_dir(&folder.source).unwrap();
@@ -233,7 +231,7 @@ impl Folder {
         folder
     }
 
-    /// The names of the files beside the model, hidden ones too.
+    /// Returns the names of the files beside the model, including hidden files.
     pub fn leftovers(&self) -> Vec<OsString> {
         let names = self
             .parent
@@ -252,7 +250,7 @@ impl Folder {
         std::fs::write(path, config.to_string()).unwrap();
     }
 
-    /// A path beside the model.
+    /// Returns a path beside the model.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.parent.path().join(name)
     }

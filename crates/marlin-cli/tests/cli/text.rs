@@ -13,7 +13,7 @@ use crate::support::{
 
 const PROMPT: &str = "Once upon a time";
 
-/// Arguments of `generate` on the shipped model.
+/// Returns arguments of `generate` for a model and a fixed prompt.
 fn generate(dir: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args = args!["generate", dir, "--device", "flex", "--prompt", PROMPT];
     args.extend(more.iter().map(OsString::from));
@@ -192,7 +192,7 @@ fn a_prompt_comes_from_a_file_or_from_standard_input() {
         run.stderr
     );
 
-    // The whole file is read: 200 kB are more tokens than the model has positions.
+    // The whole file is read: its 200 kB have more tokens than the model has positions.
     let long = "word ".repeat(40_000);
     std::fs::write(&path, &long).unwrap();
     refuse(
@@ -258,7 +258,7 @@ fn the_text_ends_where_nobody_reads_it() {
         ],
     );
     let mut child = command(&args)
-        .env("RUST_LOG", "marlin_llama=debug")
+        .env("RUST_LOG", "marlin_lm=debug")
         .spawn()
         .unwrap();
     child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
@@ -292,7 +292,7 @@ fn perplexity_is_printed_with_its_tokens() {
     ];
     let text = succeed(&args);
     let words: Vec<&str> = text.split_whitespace().collect();
-    // Two windows of 64 and one of 2, each without its first token.
+    // Two windows of 64 tokens and one of 2; the first token of a window is not predicted.
     assert_eq!(
         [words[0], words[2], words[3], words[4]],
         ["perplexity", "over", "127", "tokens,"],

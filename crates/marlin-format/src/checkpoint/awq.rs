@@ -1,15 +1,14 @@
 //! AWQ, version gemm: the 4-bit weights that AutoAWQ writes.
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named
-//! `{layer}.{tensor}`:
-//!
+//! A linear layer with K input features, N output features and G groups is stored in these tensors,
+//! each named `{layer}.{tensor}`:
 //! | tensor | dtype | shape | holds |
 //! |---|---|---|---|
 //! | `qweight` | i32 | `[K, N/8]` | q, packed along N |
-//! | `qzeros`, where not symmetric | i32 | `[G, N/8]` | z, packed alike |
+//! | `qzeros`, if not symmetric | i32 | `[G, N/8]` | z, packed like q |
 //! | `scales` | f16 or bf16 | `[G, N]` | scales |
 //!
-//! A word holds eight columns, the even ones before the odd ones:
+//! A word holds eight columns, the even columns before the odd columns:
 //!
 //! | nibble | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 //! |---|---|---|---|---|---|---|---|---|
@@ -21,22 +20,22 @@ use super::layer_tensors::LayerTensors;
 use super::packed::{FileWords, plain_words, unpack_columns};
 use super::{Checkpoint, CheckpointError};
 use crate::layout::{PlainLayout, exchange};
-use crate::{Bits, PlainParts, PlainWeight, QuantSpec};
+use crate::{PlainParts, PlainWeight, QuantSpec, WeightValue};
 
 pub(super) const TENSORS: [&str; 3] = [WEIGHT, ZERO_POINTS, SCALES];
 const WEIGHT: &str = "qweight";
 const ZERO_POINTS: &str = "qzeros";
 const SCALES: &str = "scales";
 
-/// The nibble of each of a word's eight columns.
+/// The nibble index of each of the eight columns of a word.
 const NIBBLES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// Reads the weight of `layer`. The scale tensor's dtype counts, not `spec.scale_dtype`.
+/// Reads the weight of `layer`. The dtype of the scale tensor decides, not `spec.scale_dtype`.
 ///
 /// # Errors
-/// [`CheckpointError`] for a spec of 8 bits, which AWQ does not have; for tensors that are missing,
-/// of another dtype or shape; and for zero points that are there where `spec` is symmetric, or
-/// absent where it is not.
+/// [`CheckpointError`] for a spec of 8 bits, which AWQ does not support; for tensors that are
+/// missing or have another dtype or shape; for zero points that are present although `spec` is
+/// symmetric, or absent although it is not.
 pub fn to_plain(
     checkpoint: &Checkpoint,
     layer: &str,
@@ -44,13 +43,13 @@ pub fn to_plain(
 ) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let weight = tensors.get(WEIGHT)?;
-    if spec.bits != Bits::Four {
+    if spec.value != WeightValue::Int4 {
         return Err(tensors.unsupported("AWQ", "4-bit", spec));
     }
     let [k, word_columns] = weight.expect_matrix("[K, N/8]")?;
     let n = word_columns.saturating_mul(8);
     QuantSpec::check_shape(k, n).map_err(|source| tensors.invalid(&weight, source))?;
-    let groups = spec.group.count(k);
+    let groups = spec.scales.group.count(k);
 
     let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.scales()?;
     let zero_points = match tensors.zero_points(ZERO_POINTS, spec)? {
@@ -59,17 +58,17 @@ pub fn to_plain(
             Some(unpack_columns(
                 stored.expect_shape(&[groups, word_columns])?.words()?,
                 n,
-                spec.bits,
+                spec.value,
                 &shifts,
             ))
         }
         None => None,
     };
 
-    let (source, layout) = (weight.words()?, PlainLayout::new(k, n, spec.bits));
+    let (source, layout) = (weight.words()?, PlainLayout::new(k, n, spec.value));
     // Rows past K, in the last row of words.
     let no_row = vec![[0; 4]; word_columns];
-    let words = plain_words(tensors.buffer(&layout), &layout, 1, |word_row, line| {
+    let qweight = plain_words(tensors.buffer(&layout), &layout, 1, |word_row, line| {
         let row = |i: usize| {
             source
                 .get((8 * word_row + i) * word_columns..)
@@ -94,7 +93,7 @@ pub fn to_plain(
         k,
         n,
         spec,
-        words,
+        qweight,
         metadata: None,
         scales,
         zero_points,
@@ -103,19 +102,19 @@ pub fn to_plain(
     .map_err(|source| tensors.invalid(&weight, source))
 }
 
-/// Word columns that are unpacked at a time, side by side: a vector register of every x86-64 and
-/// AArch64 CPU.
+/// The number of word columns that are unpacked at a time: 128 bits, the vector register width of
+/// every x86-64 and AArch64 CPU.
 const LANES: usize = 4;
 
-/// Word columns `first..first + L` of eight rows to the words of their `8 * L` columns.
+/// Unpacks word columns `first..first + L` of eight rows to the words of their `8 * L` columns.
 #[inline]
 fn unpack<const L: usize>(rows: [&FileWords; 8], first: usize, columns: &mut [u32]) {
     let mut words: [[u32; L]; 8] = std::array::from_fn(|i| {
         let row = &rows[i][first..][..L];
         std::array::from_fn(|lane| u32::from_le_bytes(row[lane]))
     });
-    // Eight words of eight nibbles, transposed: nibble `i` of word `j` becomes nibble `j` of word
-    // `i`.
+    // A transposition of eight words of eight nibbles: nibble `i` of word `j` becomes nibble `j` of
+    // word `i`.
     let runs = words.as_flattened_mut();
     exchange(runs, 4 * L, 16, 0x0000_ffff);
     exchange(runs, 2 * L, 8, 0x00ff_00ff);

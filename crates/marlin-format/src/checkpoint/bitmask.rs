@@ -1,12 +1,12 @@
-//! Float matrices of which a file stores two of every four values: compressed-tensors'
-//! `sparse-24-bitmask`.
+//! Float matrices stored as compressed-tensors' `sparse-24-bitmask`, with two of every four values
+//! in the file.
 //!
-//! A matrix `{layer}.weight` [N, K] is three tensors:
+//! A matrix `{layer}.weight` `[N, K]` is stored in three tensors:
 //!
 //! | tensor | shape | holds |
 //! |---|---|---|
 //! | `{layer}.shape` | [2] or [2, 1], I64 | N and K |
-//! | `{layer}.compressed` | [N, K/2], F16, BF16 or F32 | the stored values, in their order |
+//! | `{layer}.compressed` | [N, K/2], F16, BF16 or F32 | the stored values, in row-major order |
 //! | `{layer}.bitmask` | [N, K/8 rounded up], U8 | bit `k % 8`, lowest first, of byte `k / 8`: value `k` is stored |
 //!
 //! Source: the `compressed-tensors` Python package, versions 0.9 to 0.14,
@@ -21,10 +21,10 @@ use super::header::Entry;
 use super::{CheckpointError, TensorView, is_float};
 use crate::memory_short_of;
 
-/// The names of the three tensors, after the layer's.
+/// The names of the three tensors, without the name of the layer.
 pub(super) const TENSORS: [&str; 3] = ["shape", "compressed", "bitmask"];
 
-/// The bitmask of a matrix, and its values once they were read.
+/// The bitmask of a matrix, and the expanded values after the first read.
 #[derive(Debug)]
 pub(super) struct Bitmasked {
     pub bitmask: (usize, Entry),
@@ -39,10 +39,11 @@ impl Bitmasked {
         }
     }
 
-    /// All values of the matrix, as bytes. `matrix` has its shape and the stored ones.
+    /// Returns all values of the matrix, as bytes. `matrix` has the shape of the whole matrix and
+    /// the stored values.
     ///
     /// # Errors
-    /// A bitmask that does not name two of every four values.
+    /// An error if the bitmask does not select two of every four values.
     pub fn values(
         &self,
         matrix: TensorView<'_>,
@@ -56,10 +57,11 @@ impl Bitmasked {
     }
 }
 
-/// The shape [N, K] of the matrix that three tensors hold; `None` where its values are no floats.
+/// Returns the shape `[N, K]` of the matrix that three tensors store, or `None` if its values are
+/// not floats.
 ///
 /// # Errors
-/// Tensors of other shapes or dtypes.
+/// An error if a tensor has another shape or dtype.
 pub(super) fn shape(
     shape: TensorView<'_>,
     compressed: TensorView<'_>,
@@ -92,14 +94,14 @@ pub(super) fn shape(
     Ok(Some([n, k]))
 }
 
-/// Puts the stored values of every row in their places, and zeros in the others.
+/// Expands the stored values of every row to their positions, with zeros in the other positions.
 fn expand(matrix: TensorView<'_>, bitmask: TensorView<'_>) -> Result<Vec<u8>, CheckpointError> {
     // Shapes were checked when the file was opened.
     let (stored, [n, k]) = (matrix.bytes(), [matrix.shape()[0], matrix.shape()[1]]);
     let row_bytes = stored.len() / n;
     let size = row_bytes / (k / 2);
     let mask_bytes = bitmask.shape()[1];
-    // A file may have holes, which take no space on a disk.
+    // A sparse file can declare more bytes than it occupies on the disk.
     let needed = 2 * stored.len();
     if let Some(available) = memory_short_of(needed) {
         return Err(CheckpointError::LayerTooLarge {

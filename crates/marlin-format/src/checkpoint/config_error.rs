@@ -1,19 +1,19 @@
-//! The errors of a config that says how a checkpoint is quantised.
+//! Errors of a config that declares how a checkpoint is quantised.
 
 use crate::FormatError;
 use crate::text::excerpt;
 
-/// A `quantization_config` that this version does not read.
+/// The reason why a `quantization_config` cannot be read by this version.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A config that is not JSON.
     #[error("the config is not valid JSON")]
     Json(#[from] serde_json::Error),
-    /// A field that is needed and absent.
+    /// A required field that is absent.
     #[error("the quantization config has no `{field}`; expected {expected}")]
     Missing {
-        /// The field, with the path to it.
+        /// The field, including its path.
         field: String,
         /// The accepted values.
         expected: &'static str,
@@ -23,7 +23,7 @@ pub enum ConfigError {
         "the quantization config's `{field}` is {found}; this version reads {expected}: use a checkpoint quantised so, or a float one"
     )]
     Unsupported {
-        /// The field, with the path to it.
+        /// The field, including its path.
         field: String,
         /// The accepted values.
         expected: &'static str,
@@ -36,14 +36,14 @@ pub enum ConfigError {
         excerpt(pattern)
     )]
     Regex {
-        /// The field, with the path to it.
+        /// The field, including its path.
         field: String,
-        /// The expression.
+        /// The regular expression.
         pattern: String,
         /// The cause.
         source: Box<fancy_regex::Error>,
     },
-    /// More patterns than can be tried for every layer.
+    /// More patterns than the limit for comparisons with every layer.
     #[error(
         "the quantization config has more than {limit} patterns and other entries that every layer is compared with; name layers in full, or use fewer patterns"
     )]
@@ -51,13 +51,13 @@ pub enum ConfigError {
         /// The limit.
         limit: usize,
     },
-    /// A regular expression that takes too many steps to match.
+    /// A regular expression that exceeds the limit of steps in a match.
     #[error(
         "the quantization config's pattern `{}` could not be matched with the layer `{layer}`; write it in a simpler way",
         excerpt(pattern)
     )]
     Match {
-        /// The expression.
+        /// The regular expression.
         pattern: String,
         /// The layer.
         layer: String,
@@ -67,12 +67,12 @@ pub enum ConfigError {
     /// A group size that is not supported.
     #[error("the quantization config's `{field}`")]
     GroupSize {
-        /// The field, with the path to it.
+        /// The field, including its path.
         field: String,
         /// The cause.
         source: FormatError,
     },
-    /// An `re:` pattern that cannot be used.
+    /// An invalid or unsupported `re:` pattern.
     #[error(
         "layers are named by `{}`, which is not a regular expression this version can use",
         excerpt(pattern)

@@ -1,29 +1,29 @@
-//! The contents of a folder without `model.safetensors`.
+//! Contents of a folder without `model.safetensors`.
 
 use super::CheckpointError;
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Weights under a name that a packer chose.
+/// Weights under a file name other than `model.safetensors`.
 pub(super) enum OtherName {
-    /// One file of tensors.
+    /// A single safetensors file.
     File(PathBuf),
-    /// The index of several.
+    /// The index of several shards.
     Index(PathBuf),
 }
 
-/// The contents of a folder that has no weights that can be read.
+/// The contents of a folder without readable weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InPlaceOfWeights {
-    /// Nothing that could be weights.
+    /// No files that could be weights.
     Nothing,
     /// A LoRA adapter (`adapter_model.safetensors`).
     Adapter,
-    /// Weights in a form that is not read: PyTorch's pickles (`.bin`, `.pt`, `.pth`) or GGUF, the
-    /// first file's name.
+    /// Weights in an unsupported form: PyTorch pickles (`.bin`, `.pt`, `.pth`) or GGUF. The field
+    /// is the name of the first such file.
     OtherForm(String),
-    /// Several safetensors files without an index, the first two by name.
+    /// Several safetensors files without an index. The fields are the first two names, sorted.
     Several(String, String),
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for InPlaceOfWeights {
     }
 }
 
-/// The only index of a folder, or else its only safetensors file.
+/// Returns the only index of a folder, or otherwise its only safetensors file.
 pub(super) fn weights_of_another_name(dir: &Path) -> Result<OtherName, CheckpointError> {
     let entries = std::fs::read_dir(dir).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => CheckpointError::NoWeights {

@@ -1,4 +1,4 @@
-//! The formats of a layer's tensors, whatever program wrote them.
+//! Formats of a layer's tensors, independent of the program that wrote the tensors.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use crate::QuantSpec;
 
 /// The format of one layer's tensors. Tensors are named `{layer}.{tensor}`.
 ///
-/// K is the number of input features, N of output features, G of groups along K; a word is an i32
-/// of eight 4-bit or four 8-bit values. No config has the dtype of scales: `scale_dtype` of the
-/// specs here is f16, and the tensors decide.
+/// K is the number of input features, N is the number of output features, and G is the number of
+/// groups along K. A word is an i32 of eight 4-bit or four 8-bit values. Configs do not declare the
+/// dtype of scales: `scale_dtype` of the specs here is f16, and the tensors decide.
 ///
-/// [`Display`](fmt::Display) is one line, such as `gptq v1 int4 g128 act-order`.
+/// [`Display`](fmt::Display) writes one line, such as `gptq v1 int4 g128 act-order`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LayerFormat {
-    /// Not quantised: `weight` `[N, K]` in f16, bf16 or f32.
+    /// A weight that is not quantised: `weight` `[N, K]` in f16, bf16 or f32.
     Float,
     /// GPTQ: `qweight`, `qzeros`, `scales`, `g_idx`.
     Gptq(GptqFormat),
@@ -25,15 +25,16 @@ pub enum LayerFormat {
     PackQuantized(PackQuantizedFormat),
     /// Dense weights in Marlin's own tile order: `B`, `s`. Always symmetric.
     Marlin(QuantSpec),
-    /// 2:4 sparse weights in the tile order of Sparse-Marlin, under either set of names. Always
-    /// symmetric.
+    /// 2:4 sparse weights in the tile order of Sparse-Marlin, with either set of tensor names.
+    /// Always symmetric.
     Marlin24(QuantSpec, Marlin24Names),
 }
 
-/// A weight in GPTQ's tensors.
+/// The format of a weight in GPTQ's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GptqFormat {
-    /// Bits, group and symmetry. If it is symmetric, the contents of `qzeros` are ignored.
+    /// The bits, group size and symmetry. If the spec is symmetric, the contents of `qzeros` are
+    /// ignored.
     pub spec: QuantSpec,
     /// The encoding of zero points in `qzeros`.
     pub version: GptqVersion,
@@ -44,33 +45,33 @@ pub struct GptqFormat {
 /// The encoding of the zero point z in `qzeros` of a GPTQ checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GptqVersion {
-    /// As z - 1 (`checkpoint_format` is `gptq`, or absent).
+    /// The stored value is z - 1 (`checkpoint_format` is `gptq`, or absent).
     V1,
-    /// As z (`checkpoint_format` is `gptq_v2`).
+    /// The stored value is z (`checkpoint_format` is `gptq_v2`).
     V2,
 }
 
-/// A weight in compressed-tensors' packed tensors.
+/// The format of a weight in compressed-tensors' packed tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PackQuantizedFormat {
-    /// Bits, group and symmetry.
+    /// The bits, group size and symmetry.
     pub spec: QuantSpec,
     /// True if `actorder` is `group` in the config. The contents of `weight_g_idx` decide, if it is
     /// present.
     pub act_order: bool,
 }
 
-/// The names of a 2:4 weight's tensors.
+/// The tensor names of a 2:4 weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Marlin24Names {
-    /// `weight_packed`, `meta`, `scale_packed` (compressed-tensors, format `marlin-24`).
+    /// The names `weight_packed`, `meta`, `scale_packed` (compressed-tensors, format `marlin-24`).
     CompressedTensors,
-    /// `B_24`, `B_meta`, `s` (GPTQ, `checkpoint_format` is `marlin_24`).
+    /// The names `B_24`, `B_meta`, `s` (GPTQ, `checkpoint_format` is `marlin_24`).
     Gptq,
 }
 
 impl LayerFormat {
-    /// The quantisation of the weight, or `None` if it is not quantised.
+    /// Returns the quantisation of the weight, or `None` if the weight is not quantised.
     pub fn spec(&self) -> Option<QuantSpec> {
         match self {
             Self::Float => None,
@@ -80,7 +81,7 @@ impl LayerFormat {
         }
     }
 
-    /// Its name without the spec, such as `gptq v1`.
+    /// Returns the name of the format without the spec, such as `gptq v1`.
     pub fn method(&self) -> &'static str {
         match self {
             Self::Float => "float",
@@ -100,8 +101,8 @@ impl LayerFormat {
         }
     }
 
-    /// Returns true if the config declares that rows were quantised in the order of their
-    /// activations, with groups in that order.
+    /// Returns true if the config declares act-order: rows were quantised in the order of their
+    /// activations, and groups follow that order.
     pub fn act_order(&self) -> bool {
         match self {
             Self::Gptq(GptqFormat { act_order, .. })
@@ -114,17 +115,13 @@ impl LayerFormat {
 impl fmt::Display for LayerFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = self.method().to_string();
-        if let Some(QuantSpec {
-            bits,
-            group,
-            zero_points,
-            ..
-        }) = self.spec()
-        {
-            text += &format!(
-                " {bits} {group}{}",
-                if zero_points { " zero-points" } else { "" }
-            );
+        if let Some(spec) = self.spec() {
+            let zero_points = if spec.has_zero_points() {
+                " zero-points"
+            } else {
+                ""
+            };
+            text += &format!(" {} {}{zero_points}", spec.value, spec.scales.group);
         }
         if self.act_order() {
             text += " act-order";

@@ -1,8 +1,8 @@
 //! GPTQ: the weights that AutoGPTQ and GPTQModel write.
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named
-//! `{layer}.{tensor}`; a word is an i32 of V values, eight of 4 bits or four of 8 bits, the first
-//! lowest:
+//! A linear layer with K input features, N output features and G groups is stored in these tensors,
+//! each named `{layer}.{tensor}`. A word is an i32 of V values (eight 4-bit or four 8-bit values),
+//! the first value in the lowest bits:
 //!
 //! | tensor | dtype | shape | holds |
 //! |---|---|---|---|
@@ -11,16 +11,16 @@
 //! | `scales` | f16 or bf16 | `[G, N]` | scales |
 //! | `g_idx`, optional | i32 | `[K]` | the group of each input feature |
 //!
-//! Three traps:
+//! Three pitfalls:
 //!
-//! * Version 1 stores z - 1, and some files that declare it store z. If the config declares a
-//!   symmetric weight, z is 8 (128), whatever `qzeros` holds.
+//! * Version 1 stores z - 1, but some files that declare version 1 store z. If the config declares
+//!   a symmetric weight, z is 8 (4 bits) or 128 (8 bits), whatever `qzeros` holds.
 //! * Packers of version 1 subtract 1 from every value of a packed word at once: a z of 0 borrows
-//!   from the value above it. Adding 1 to every value of the packed word undoes it, carries and
-//!   all, and gives z between 0 and 15 (255) for every word.
+//!   from the value above. Adding 1 to every value of the packed word undoes the subtraction,
+//!   including borrows, and gives z between 0 and 15 (255) for every word.
 //! * `desc_act` is unreliable. The contents of `g_idx` decide whether rows are permuted.
 //!
-//! Written is version 2. Source: GPTQModel's `nn_modules/qlinear` and the loader of vLLM.
+//! This module writes version 2. Source: GPTQModel's `nn_modules/qlinear` and the loader of vLLM.
 
 use serde_json::{Map, Value, json};
 
@@ -31,7 +31,7 @@ use super::{
     TensorView, groups,
 };
 use crate::layout::PlainLayout;
-use crate::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec};
+use crate::{GroupSize, PlainParts, PlainWeight, QuantSpec, WeightValue};
 
 pub(super) const TENSORS: [&str; 4] = [WEIGHT, ZERO_POINTS, SCALES, GROUP_INDEX];
 const WEIGHT: &str = "qweight";
@@ -41,24 +41,24 @@ const GROUP_INDEX: &str = "g_idx";
 
 /// Reads the weight of `layer`.
 ///
-/// The scale tensor's dtype counts, not that of the spec. A `g_idx` that is not the natural order
-/// of groups becomes a row permutation. K is the length of `g_idx`, or without one the rows of the
-/// words of `qweight`.
+/// The dtype of the scale tensor decides, not that of the spec. A `g_idx` that is not in the
+/// natural order of groups becomes a row permutation. K is the length of `g_idx`; without a
+/// `g_idx`, K follows from the rows of `qweight`.
 ///
 /// # Errors
-/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values
-/// make no sense.
+/// [`CheckpointError`] for tensors that are missing, have another dtype or shape, or have invalid
+/// values.
 pub fn to_plain(
     checkpoint: &Checkpoint,
     layer: &str,
     format: &GptqFormat,
 ) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
-    let bits = format.spec.bits;
+    let bits = format.spec.value;
     let weight = tensors.get(WEIGHT)?;
     let [word_rows, n] = weight.expect_matrix("[K / values in a word, N]")?;
     let group_index = match tensors.optional(GROUP_INDEX) {
-        None if format.act_order && format.spec.group != GroupSize::Channel => {
+        None if format.act_order && format.spec.scales.group != GroupSize::Channel => {
             return Err(tensors.missing(GROUP_INDEX));
         }
         group_index => group_index,
@@ -72,10 +72,10 @@ pub fn to_plain(
     };
     QuantSpec::check_shape(k, n).map_err(|source| tensors.invalid(&weight, source))?;
     let weight = weight.expect_shape(&[k.div_ceil(bits.per_word()), n])?;
-    let groups = format.spec.group.count(k);
+    let groups = format.spec.scales.group.count(k);
 
     let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.scales()?;
-    let zero_points = match format.spec.zero_points {
+    let zero_points = match format.spec.has_zero_points() {
         true => {
             let stored = tensors
                 .get(ZERO_POINTS)?
@@ -86,13 +86,13 @@ pub fn to_plain(
     };
     let row_permutation = match group_index {
         Some(index) if !is_unset(&index, groups)? => {
-            groups::row_permutation(&index, format.spec.group)?
+            groups::row_permutation(&index, format.spec.scales.group)?
         }
         _ => None,
     };
 
     let layout = PlainLayout::new(k, n, bits);
-    let words = from_rows(
+    let qweight = from_rows(
         tensors.buffer(&layout),
         &layout,
         weight.words()?,
@@ -104,7 +104,7 @@ pub fn to_plain(
         k,
         n,
         spec,
-        words,
+        qweight,
         metadata: None,
         scales,
         zero_points,
@@ -113,8 +113,8 @@ pub fn to_plain(
     .map_err(|source| tensors.invalid(&weight, source))
 }
 
-/// Returns true if a `g_idx` is all zeros among several groups. Some quantisers never fill theirs;
-/// text-generation-inference and exllama treat such a `g_idx` as absent, too.
+/// Returns true if a `g_idx` is all zeros although there are several groups. Some quantisers never
+/// fill `g_idx`. text-generation-inference and exllama also treat such a `g_idx` as absent.
 fn is_unset(index: &TensorView<'_>, groups: usize) -> Result<bool, CheckpointError> {
     Ok(groups > 1 && index.words()?.iter().all(|&group| group == [0; 4]))
 }
@@ -122,14 +122,14 @@ fn is_unset(index: &TensorView<'_>, groups: usize) -> Result<bool, CheckpointErr
 fn unpack_zero_points(
     tensor: &TensorView<'_>,
     n: usize,
-    bits: Bits,
+    bits: WeightValue,
     version: GptqVersion,
 ) -> Result<Vec<u8>, CheckpointError> {
     let (words, shifts) = (tensor.words()?, ascending(bits));
     match version {
         GptqVersion::V2 => Ok(unpack_columns(words, n, bits, &shifts)),
         GptqVersion::V1 => {
-            // 1 in each value of a word.
+            // A word with a 1 in each value.
             let ones = u32::MAX / u32::from(bits.max());
             let words: Vec<[u8; 4]> = words
                 .iter()
@@ -140,9 +140,9 @@ fn unpack_zero_points(
     }
 }
 
-/// The tensors of `layer` in version 2, without their bytes, in the order of [`tensors_of`].
+/// Returns the specs of the tensors of `layer` in version 2, in the order of [`tensors_of`].
 pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<TensorSpec> {
-    let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
+    let (groups, per_word) = (spec.scales.group.count(k), spec.value.per_word());
     let name = |tensor: &str| format!("{layer}.{tensor}");
     vec![
         TensorSpec::new(name(WEIGHT), Dtype::I32, [k.div_ceil(per_word), n]),
@@ -151,19 +151,19 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<Te
             Dtype::I32,
             [groups, n.div_ceil(per_word)],
         ),
-        TensorSpec::new(name(SCALES), spec.scale_dtype.into(), [groups, n]),
+        TensorSpec::new(name(SCALES), spec.scales.dtype.into(), [groups, n]),
         TensorSpec::new(name(GROUP_INDEX), Dtype::I32, [k]),
     ]
 }
 
-/// The tensors that hold `weight` as `layer` in version 2. A row permutation is written as `g_idx`,
-/// with the rows in their natural order.
+/// Returns the tensors that store `weight` as `layer` in version 2. A row permutation is written as
+/// `g_idx`, with the rows in their natural order.
 ///
-/// Values past K and N are 0. Other readers require K and N that fill whole words.
+/// Values past K and N are 0. Other readers require that K and N fill whole words.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     let weight = weight.to_dense();
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
-    let groups = spec.group.count(k);
+    let groups = spec.scales.group.count(k);
     let layout = weight.layout();
     let mut words: Vec<u32> = natural_words(&weight)
         .chunks_exact(layout.columns())
@@ -177,13 +177,13 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
         .for_each(|word| *word &= mask);
 
     let zero_points = match weight.zero_points() {
-        Some(zero_points) => pack_columns(zero_points, n, spec.bits),
-        None => pack_columns(&vec![spec.bits.midpoint(); groups * n], n, spec.bits),
+        Some(zero_points) => pack_columns(zero_points, n, spec.value),
+        None => pack_columns(&vec![spec.value.midpoint(); groups * n], n, spec.value),
     };
     let group_index = match weight.row_permutation() {
-        Some(permutation) => groups::group_index(permutation, spec.group),
+        Some(permutation) => groups::group_index(permutation, spec.scales.group),
         None => (0..k)
-            .map(|row| (row / spec.group.rows(k)) as i32)
+            .map(|row| (row / spec.scales.group.rows(k)) as i32)
             .collect(),
     };
     let bytes = [
@@ -199,12 +199,13 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
         .collect()
 }
 
-/// The `quantization_config` object of a version 2 checkpoint: every linear layer in `spec`, except
-/// those that `excluded` names, and those of `others`, which have bits and groups of their own.
+/// Returns the `quantization_config` object of a version 2 checkpoint. Linear layers are quantised
+/// with `spec`. The layers in `excluded` are not quantised, and the layers in `others` have their
+/// own bits and group size.
 ///
-/// `act_order` is true for a layer that has a row permutation. Names become entries of `dynamic`,
-/// which GPTQModel and vLLM read: `-:` of those that are excluded, `+:` of others; `lm_head` is
-/// quantised only where it has an entry of its own.
+/// `act_order` is true if a layer has a row permutation. `lm_head` is true if the output head is
+/// quantised. Layer names become entries of `dynamic`, which GPTQModel and vLLM read: `-:` for
+/// excluded layers, `+:` for layers in `others`.
 pub fn quantization_config(
     spec: &QuantSpec,
     act_order: bool,
@@ -215,17 +216,17 @@ pub fn quantization_config(
     let entry = |sign: &str, name: &str| format!("{sign}:^{}$", regex::escape(name));
     let excluded = excluded.iter().map(|name| (entry("-", name), json!({})));
     let others = others.iter().map(|(name, spec)| {
-        let fields = json!({ "bits": spec.bits.count(), "group_size": spec.group.as_i64() });
+        let fields = json!({ "bits": spec.value.bits(), "group_size": spec.scales.group.as_i64() });
         (entry("+", name), fields)
     });
     let dynamic: Map<String, Value> = excluded.chain(others).collect();
     json!({
         "quant_method": "gptq",
         "checkpoint_format": "gptq_v2",
-        "bits": spec.bits.count(),
-        "group_size": spec.group.as_i64(),
+        "bits": spec.value.bits(),
+        "group_size": spec.scales.group.as_i64(),
         "desc_act": act_order,
-        "sym": !spec.zero_points,
+        "sym": !spec.has_zero_points(),
         "lm_head": lm_head,
         "pack_dtype": "int32",
         "dynamic": dynamic,

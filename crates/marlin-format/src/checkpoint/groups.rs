@@ -1,12 +1,11 @@
-//! Activation order: the group of each row in a file, and the row permutation that sorts rows by
-//! group.
+//! Act-order: the group of each row in a file, and the row permutation that sorts rows by group.
 
 use crate::GroupSize;
 use crate::checkpoint::{CheckpointError, TensorView};
 
-/// The permutation that sorts the rows of a `g_idx` tensor by group, stable; `None` if they are
-/// sorted already, where all are -1 (a file's way to say there is none), and where one group spans
-/// all of K.
+/// Returns the stable permutation that sorts the rows of a `g_idx` tensor by group. Returns `None`
+/// if the rows are already sorted or a single group spans all of K. Also returns `None` if all
+/// entries are -1, which stands for an absent `g_idx`.
 pub(super) fn row_permutation(
     tensor: &TensorView<'_>,
     group: GroupSize,
@@ -31,7 +30,7 @@ pub(super) fn row_permutation(
             }
         }
     }
-    // Stored row `i` is in group `i / rows`: no group but the last can be incomplete.
+    // Stored row `i` is in group `i / rows`, so only the last group can be incomplete.
     let expected = |group: usize| rows.min(k - group * rows);
     if let Some((group, count)) = counts
         .iter()
@@ -51,7 +50,7 @@ pub(super) fn row_permutation(
     Ok(Some(permutation))
 }
 
-/// The group of each natural row, `[K]`.
+/// Returns the group of each natural row, `[K]`.
 pub(super) fn group_index(permutation: &[u32], group: GroupSize) -> Vec<i32> {
     let rows = group.rows(permutation.len());
     let mut index = vec![0; permutation.len()];

@@ -1,9 +1,9 @@
 //! The header of a safetensors file: an 8-byte length, then JSON, then the tensors' bytes.
 //!
-//! The `safetensors` crate's own check is not enough for files from anywhere: it adds the offsets
-//! up without a check for overflow, keeps the last of two tensors with one name, and its errors
-//! name neither the tensor nor the number of bytes. So the header is read here, with that crate's
-//! types.
+//! The check in the `safetensors` crate is not sufficient for untrusted files. That check adds
+//! offsets without a test for overflow, and keeps the last of two tensors with one name. Its errors
+//! name neither the tensor nor the number of bytes. Therefore this module parses the header, with
+//! the types of that crate.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -17,24 +17,24 @@ use super::{HeaderError, TensorSpec};
 use crate::text::{excerpt, is_plain};
 
 const LENGTH_BYTES: usize = 8;
-/// The format's own limit.
+/// The maximum header size of the safetensors format.
 const MAX_HEADER_BYTES: usize = 100_000_000;
-/// The header's entry that is not a tensor: text by text.
+/// The header's entry that is not a tensor but a map from text to text.
 const METADATA: &str = "__metadata__";
 
-/// A tensor and where its bytes lie in the file.
+/// A tensor and its byte range in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Entry {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    /// First byte, and the byte past the last, from the start of the file.
+    /// The first byte from the start of the file. `end` is one past the last byte.
     pub start: usize,
     pub end: usize,
 }
 
-/// Reads and checks the header of `file`, a whole file: every entry's range lies inside it and has
-/// the size of its dtype and shape.
+/// Parses and checks the header of `file`, the contents of a whole file. The range of every entry
+/// is inside the file and has the size of the entry's dtype and shape.
 pub(super) fn parse(file: &[u8]) -> Result<Vec<Entry>, HeaderError> {
     let (length, rest) = file
         .split_first_chunk::<LENGTH_BYTES>()
@@ -125,8 +125,8 @@ pub(super) fn parse(file: &[u8]) -> Result<Vec<Entry>, HeaderError> {
     Ok(entries)
 }
 
-/// The length and header of a file with these tensors, and where each one's bytes go, in the order
-/// of `specs`.
+/// Returns the length and header of a file with these tensors, and the byte range of each tensor in
+/// the order of `specs`.
 pub(super) fn build(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<Entry>), HeaderError> {
     let mut names = HashSet::with_capacity(specs.len());
     for TensorSpec { name, .. } in specs {
@@ -141,8 +141,8 @@ pub(super) fn build(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<Entry>), Heade
             });
         }
     }
-    // Widest elements first, so that every tensor starts at a multiple of its element size: readers
-    // that map a file need that.
+    // The widest elements come first, so that every tensor starts at a multiple of its element
+    // size. Readers that map a file require this alignment.
     let mut order: Vec<usize> = (0..specs.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(specs[i].dtype.bitsize()), &specs[i].name));
 
@@ -181,7 +181,7 @@ pub(super) fn build(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<Entry>), Heade
     let mut json = Vec::new();
     let mut serializer = serde_json::Serializer::new(&mut json);
     let mut map = serde::Serializer::serialize_map(&mut serializer, Some(infos.len() + 1))?;
-    // Transformers refuses files without it.
+    // Transformers refuses files without this entry.
     map.serialize_entry(METADATA, &HashMap::from([("format", "pt")]))?;
     for (name, info) in &infos {
         map.serialize_entry(name, info)?;
@@ -206,7 +206,7 @@ pub(super) fn build(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<Entry>), Heade
     Ok((bytes, entries.collect()))
 }
 
-/// Bytes of a tensor.
+/// Returns the size of a tensor in bytes.
 fn size(name: &str, dtype: Dtype, shape: &[usize]) -> Result<usize, HeaderError> {
     let bits = shape
         .iter()
@@ -221,7 +221,7 @@ fn size(name: &str, dtype: Dtype, shape: &[usize]) -> Result<usize, HeaderError>
     }
 }
 
-/// The header's tensors as the file lists them, so that a name that comes twice is seen twice.
+/// The tensors of a header in file order, with duplicate names kept so that they can be detected.
 struct Header(Vec<(String, TensorInfo)>);
 
 impl<'de> Deserialize<'de> for Header {

@@ -1,28 +1,28 @@
-//! The errors of a safetensors header.
+//! Errors of a safetensors header.
 
 use safetensors::Dtype;
 
-/// A safetensors header that does not hold together, or does not fit its file.
+/// An inconsistency in a safetensors header, or between the header and its file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// Not even the header's length.
+    /// A file that is too short for the header's length.
     #[error("the file has {found} bytes; a safetensors file starts with 8 bytes of header length")]
     TooShort {
-        /// Bytes in the file.
+        /// The number of bytes in the file.
         found: usize,
     },
-    /// A header that does not fit the file.
+    /// A header that extends past the end of the file.
     #[error(
         "the header says it has {header} bytes, but {available} follow; the file is truncated or not safetensors"
     )]
     PastEnd {
         /// The header's length, as the file declares it.
         header: u64,
-        /// Bytes after the length.
+        /// The number of bytes after the length.
         available: usize,
     },
-    /// A header above the format's limit.
+    /// A header that is larger than the format allows.
     #[error("the header has {header} bytes; at most {limit} are allowed")]
     TooLarge {
         /// The header's length.
@@ -30,22 +30,22 @@ pub enum HeaderError {
         /// The limit.
         limit: usize,
     },
-    /// A header that is not the JSON it should be.
+    /// A header that is not valid JSON of the expected form.
     #[error("the header is not valid")]
     Json(#[from] serde_json::Error),
-    /// One name twice in a file.
+    /// A tensor name that occurs twice in a file.
     #[error("`{tensor}` is there twice")]
     DuplicateTensor {
-        /// The tensor.
+        /// The name of the tensor.
         tensor: String,
     },
-    /// A name that no module has.
+    /// A tensor name that is too long or has control characters.
     #[error("`{tensor}` cannot be the name of a tensor: it is too long, or has control characters")]
     Name {
         /// The beginning of the name.
         tensor: String,
     },
-    /// A name that is not a tensor's.
+    /// A tensor name that is reserved for the metadata.
     #[error("`{tensor}` is the name of the header's metadata; a tensor cannot have it")]
     ReservedName {
         /// The name.
@@ -54,39 +54,39 @@ pub enum HeaderError {
     /// A dtype and shape whose size cannot be computed or is not a whole number of bytes.
     #[error("`{tensor}` of {dtype} and shape {shape:?} has no size in bytes")]
     Size {
-        /// The tensor.
+        /// The name of the tensor.
         tensor: String,
-        /// Its dtype.
+        /// The dtype of the tensor.
         dtype: Dtype,
-        /// Its shape.
+        /// The shape of the tensor.
         shape: Vec<usize>,
     },
-    /// A tensor whose bytes do not fit its dtype and shape.
+    /// A tensor whose byte range does not match its dtype and shape.
     #[error(
         "`{tensor}` of {dtype} and shape {shape:?} needs {expected} bytes, but its offsets {start}..{end} span others"
     )]
     Offsets {
-        /// The tensor.
+        /// The name of the tensor.
         tensor: String,
-        /// Its dtype.
+        /// The dtype of the tensor.
         dtype: Dtype,
-        /// Its shape.
+        /// The shape of the tensor.
         shape: Vec<usize>,
-        /// Bytes of that dtype and shape.
+        /// The number of bytes of that dtype and shape.
         expected: usize,
-        /// First byte in the data.
+        /// The first byte of the range, from the start of the data.
         start: usize,
-        /// Byte past the last.
+        /// One past the last byte of the range.
         end: usize,
     },
-    /// A tensor that overlaps the one before, or leaves a hole.
+    /// A tensor that overlaps the previous tensor, or leaves a gap after it.
     #[error(
         "`{tensor}` starts at byte {found} of the data; the tensor before it ends at {expected}"
     )]
     Gap {
-        /// The tensor.
+        /// The name of the tensor.
         tensor: String,
-        /// The end of the tensor before.
+        /// The end of the previous tensor.
         expected: usize,
         /// The start of this tensor.
         found: usize,
@@ -97,9 +97,9 @@ pub enum HeaderError {
         if found < expected { "truncated" } else { "longer than it says" }
     )]
     Coverage {
-        /// Bytes of all tensors.
+        /// The number of bytes of all tensors.
         expected: usize,
-        /// Bytes after the header.
+        /// The number of bytes after the header.
         found: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Reading a layer in whatever format it is.
+//! Reads layers of any supported format.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use super::{
 };
 use crate::{PlainWeight, memory_short_of};
 
-/// Returns the format of `layer` by the configs of its folder ([`Quantization::read`]): floats if
-/// they do not mention it.
+/// Returns the format of `layer` according to the configs of its folder ([`Quantization::read`]).
+/// The format is [`LayerFormat::Float`] if the configs do not mention the layer.
 ///
 /// # Errors
-/// As [`Quantization::layer`].
+/// The errors of [`Quantization::layer`].
 pub fn layer_format(
     quantization: Option<&Quantization>,
     layer: &str,
@@ -22,11 +22,11 @@ pub fn layer_format(
     })
 }
 
-/// The names of the tensors that hold the weight of `layer`, of those that the checkpoint has. A
-/// `bias` is not one of them.
+/// Returns the names of the tensors in the checkpoint that store the weight of `layer`. A `bias` is
+/// not included.
 ///
-/// A tensor counts that its format may hold but its config excludes, such as zero points of a
-/// symmetric weight: [`read_layer`] refuses it.
+/// The result includes tensors that the format allows but the config excludes, such as zero points
+/// of a symmetric weight. [`read_layer`] refuses these.
 pub fn layer_tensors(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat) -> Vec<String> {
     let tensors: &[&str] = match format {
         LayerFormat::Float => &["weight"],
@@ -43,27 +43,27 @@ pub fn layer_tensors(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat)
         .collect()
 }
 
-/// The contents of a checkpoint under one name.
+/// An entry of a checkpoint: a quantised layer or another tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum CheckpointEntry {
     /// A quantised layer.
     Layer {
-        /// Its name, such as `model.layers.0.mlp.up_proj`.
+        /// The name of the layer, such as `model.layers.0.mlp.up_proj`.
         name: String,
-        /// The format.
+        /// The format of the layer.
         format: LayerFormat,
-        /// The names of its tensors, as [`layer_tensors`] has them.
+        /// The names of the layer's tensors, as returned by [`layer_tensors`].
         tensors: Vec<String>,
     },
     /// A tensor that belongs to no quantised layer.
     Tensor {
-        /// Its name.
+        /// The name of the tensor.
         name: String,
     },
 }
 
-impl Part {
-    /// Its name: that of the layer, or of the tensor.
+impl CheckpointEntry {
+    /// Returns the name of the layer or of the tensor.
     pub fn name(&self) -> &str {
         match self {
             Self::Layer { name, .. } | Self::Tensor { name } => name,
@@ -71,16 +71,16 @@ impl Part {
     }
 }
 
-/// All that a checkpoint holds, with the tensors of each quantised layer together, sorted by the
-/// names of first tensors.
+/// Returns all entries of a checkpoint, sorted by the name of the first tensor. The tensors of a
+/// quantised layer form one entry.
 ///
 /// # Errors
-/// [`CheckpointError::Config`], as [`Quantization::layer`].
-pub fn parts(
+/// [`CheckpointError::Config`] with the error of [`Quantization::layer`].
+pub fn entries(
     checkpoint: &Checkpoint,
     quantization: Option<&Quantization>,
-) -> Result<Vec<Part>, CheckpointError> {
-    let (mut parts, mut counted) = (Vec::new(), BTreeSet::new());
+) -> Result<Vec<CheckpointEntry>, CheckpointError> {
+    let (mut entries, mut counted) = (Vec::new(), BTreeSet::new());
     for name in checkpoint.names() {
         if counted.contains(name) {
             continue;
@@ -92,39 +92,41 @@ pub fn parts(
                 source,
             })?;
         let tensors = layer_tensors(checkpoint, layer, &format);
-        // A config may give a format to all layers, those of norms and embeddings with them.
+        // A config may declare a format for all layers, including norms and embeddings.
         if format == LayerFormat::Float || !tensors.iter().any(|tensor| tensor == name) {
-            parts.push(Part::Tensor { name: name.into() });
+            entries.push(CheckpointEntry::Tensor { name: name.into() });
         } else {
             counted.extend(tensors.iter().cloned());
-            parts.push(Part::Layer {
+            entries.push(CheckpointEntry::Layer {
                 name: layer.into(),
                 format,
                 tensors,
             });
         }
     }
-    Ok(parts)
+    Ok(entries)
 }
 
 /// Reads the weight of a quantised layer, such as `model.layers.0.mlp.up_proj`, into the plain
 /// form.
 ///
-/// A weight that is 2:4 is stored as such, whatever its format ([`PlainWeight::as_found`]).
+/// A weight with the 2:4 pattern is stored as 2:4, whatever its format ([`PlainWeight::as_found`]).
 ///
-/// The dtype of the scale tensor counts, not the one in the format's spec, which no config has.
+/// The dtype of the scale tensor decides, not the dtype in the format's spec, which no config
+/// declares.
 ///
 /// # Errors
-/// [`CheckpointError::NotQuantized`] for [`LayerFormat::Float`]; [`CheckpointError::LayerTooLarge`]
-/// for more than the memory holds; the errors of `to_plain` of the format's module: tensors that
-/// are missing, of another dtype or shape than the format's, or whose values make no sense.
+/// * [`CheckpointError::NotQuantized`] for [`LayerFormat::Float`].
+/// * [`CheckpointError::LayerTooLarge`] if the layer does not fit in memory.
+/// * The errors of `to_plain` in the format's module: tensors that are missing, have another dtype
+///   or shape than the format's, or have invalid values.
 pub fn read_layer(
     checkpoint: &Checkpoint,
     layer: &str,
     format: &LayerFormat,
 ) -> Result<PlainWeight, CheckpointError> {
-    // The file's bytes, and what they are converted to. A file may have holes, which take no space
-    // on a disk.
+    // Twice the bytes of the file, for these bytes and the converted weight. A sparse file can
+    // declare more bytes than it occupies on the disk.
     let tensors = layer_tensors(checkpoint, layer, format);
     let needed = 2 * tensors
         .iter()

@@ -1,10 +1,10 @@
-//! The tensors of one layer, as the readers of all formats see them.
+//! Access to the tensors of one layer, shared by the readers of all formats.
 
 use super::{Checkpoint, CheckpointError, TensorView};
 use crate::layout::PlainLayout;
 use crate::{FormatError, QuantSpec};
 
-/// The tensors of one layer, by their names inside it, and the errors that concern it.
+/// The tensors of one layer, by their names within the layer, and the errors about the layer.
 #[derive(Clone, Copy)]
 pub(super) struct LayerTensors<'a> {
     checkpoint: &'a Checkpoint,
@@ -28,16 +28,16 @@ impl<'a> LayerTensors<'a> {
         self.get(tensor).ok()
     }
 
-    /// The zero points, which must be there exactly where `spec` has them. Of a symmetric weight
-    /// the tensor may be there if all that it holds is the midpoint: GPTQModel's AWQ writes it
-    /// beside `zero_point: false`.
+    /// Returns the tensor of zero points, which must be present exactly if `spec` has zero points.
+    /// For a symmetric weight the tensor may be present if all its values are the midpoint:
+    /// GPTQModel writes such a tensor in AWQ checkpoints with `zero_point: false`.
     pub(super) fn zero_points(
         &self,
         tensor: &str,
         spec: &QuantSpec,
     ) -> Result<Option<TensorView<'a>>, CheckpointError> {
-        let midpoints = spec.bits.padding_word().to_le_bytes();
-        match (self.optional(tensor), spec.zero_points) {
+        let midpoints = spec.value.padding_word().to_le_bytes();
+        match (self.optional(tensor), spec.has_zero_points()) {
             (Some(found), false)
                 if found
                     .words()
@@ -57,7 +57,7 @@ impl<'a> LayerTensors<'a> {
         }
     }
 
-    /// Words for a weight in `layout`, whatever they are.
+    /// Returns a buffer of words for a weight in `layout`, with any contents.
     pub(super) fn buffer(&self, layout: &PlainLayout) -> Vec<u32> {
         self.checkpoint.buffer(layout.words())
     }
@@ -83,7 +83,8 @@ impl<'a> LayerTensors<'a> {
         }
     }
 
-    /// A weight that does not hold together; `tensor` is the one that holds its values.
+    /// Returns the error for an inconsistent weight. `tensor` is the tensor with its quantised
+    /// values.
     pub(super) fn invalid(&self, tensor: &TensorView<'_>, source: FormatError) -> CheckpointError {
         CheckpointError::Weight {
             layer: self.layer.into(),

@@ -1,16 +1,16 @@
 //! Marlin: dense weights in the tile order of the Marlin kernel, as AutoGPTQ wrote them
 //! (`checkpoint_format` is `marlin`).
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named
-//! `{layer}.{tensor}`:
+//! A linear layer with K input features, N output features and G groups is stored in these tensors,
+//! each named `{layer}.{tensor}`:
 //!
 //! | tensor | dtype | shape | holds |
 //! |---|---|---|---|
 //! | `B` | i32 | `[K/16, 2N]` | q, in [`MarlinLayout`] |
 //! | `s` | f16 or bf16 | `[G, N]` | scales, in [`ScaleLayout`] |
 //!
-//! Weights are 4-bit and symmetric. Marlin's kernel requires multiples of 128 (K) and 256 (N); here
-//! whole tiles, 16 and 64, are enough.
+//! Weights are 4-bit and symmetric. Marlin's kernel requires multiples of 128 (K) and 256 (N); this
+//! reader requires only whole tiles, multiples of 16 and 64.
 //!
 //! Source: the packer of the Marlin paper's authors (IST-DASLab/marlin).
 
@@ -18,17 +18,17 @@ use super::layer_tensors::LayerTensors;
 use super::packed::plain_words;
 use super::{Checkpoint, CheckpointError};
 use crate::layout::{MarlinLayout, PlainLayout, ScaleLayout, TILE_N, Tile, TileTable};
-use crate::{Bits, PlainParts, PlainWeight, QuantSpec};
+use crate::{PlainParts, PlainWeight, QuantSpec, WeightValue};
 
 pub(super) const TENSORS: [&str; 2] = [WEIGHT, SCALES];
 const WEIGHT: &str = "B";
 const SCALES: &str = "s";
 
-/// Reads the weight of `layer`. The scale tensor's dtype counts, not `spec.scale_dtype`.
+/// Reads the weight of `layer`. The dtype of the scale tensor decides, not `spec.scale_dtype`.
 ///
 /// # Errors
-/// [`CheckpointError`] for a spec of 8 bits or with zero points, which the format does not have;
-/// and for tensors that are missing, of another dtype or shape.
+/// [`CheckpointError`] for a spec of 8 bits or with zero points, which the format does not support;
+/// for tensors that are missing or have another dtype or shape.
 pub fn to_plain(
     checkpoint: &Checkpoint,
     layer: &str,
@@ -37,7 +37,7 @@ pub fn to_plain(
     let tensors = LayerTensors::new(checkpoint, layer);
     let weight = tensors.get(WEIGHT)?;
     let invalid = |source| tensors.invalid(&weight, source);
-    if spec.bits != Bits::Four || spec.zero_points {
+    if spec.value != WeightValue::Int4 || spec.has_zero_points() {
         return Err(tensors.unsupported("Marlin", "symmetric 4-bit", spec));
     }
     let [tile_rows, columns] = weight.expect_matrix("[K/16, 2N]")?;
@@ -53,16 +53,16 @@ pub fn to_plain(
     let layout = MarlinLayout::new(k, n);
     let packed_scales = tensors
         .get(SCALES)?
-        .expect_shape(&[spec.group.count(k), n])?
+        .expect_shape(&[spec.scales.group.count(k), n])?
         .scales()?;
-    let scales = ScaleLayout::new(&layout, spec.group)
+    let scales = ScaleLayout::new(&layout, spec.scales.group)
         .unpack(&packed_scales)
         .map_err(invalid)?;
 
     let packed = weight.words()?;
     let table = TileTable::<8>::new(|row, column| layout.index(row, column));
-    let plain = PlainLayout::new(k, n, spec.bits);
-    let words = plain_words(tensors.buffer(&plain), &plain, 2, |row, block| {
+    let plain = PlainLayout::new(k, n, spec.value);
+    let qweight = plain_words(tensors.buffer(&plain), &plain, 2, |row, block| {
         let tile_row = &packed[row / 2 * columns..][..columns];
         let mut tile = Tile::new();
         for index in 0..n / TILE_N {
@@ -80,7 +80,7 @@ pub fn to_plain(
         k,
         n,
         spec,
-        words,
+        qweight,
         metadata: None,
         scales,
         zero_points: None,

@@ -1,18 +1,18 @@
 //! Marlin 2:4: weights that keep two of every four input features, in the tile order of the
 //! Sparse-Marlin kernel.
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named
-//! `{layer}.{tensor}`, in [`Marlin24Layout`]:
+//! A linear layer with K input features, N output features and G groups is stored in these tensors,
+//! each named `{layer}.{tensor}`, in [`Marlin24Layout`]:
 //!
 //! | compressed-tensors `marlin-24` | GPTQ `marlin_24` | dtype | shape | holds |
 //! |---|---|---|---|---|
 //! | `weight_packed` | `B_24` | i32 | `[K/32, 2N]` (4 bits), `[K/32, 4N]` (8 bits) | q of the kept features |
-//! | `meta` | `B_meta` | i16 | `[K/32, 2N]` | which features are kept |
+//! | `meta` | `B_meta` | i16 | `[K/32, 2N]` | the indices of the kept features |
 //! | `scale_packed` | `s` | f16 or bf16 | `[G, N]` | scales |
 //!
-//! Weights are symmetric. In the plain form they stay 2:4: kept values and metadata.
+//! Weights are symmetric. In the plain form these weights stay 2:4, with kept values and metadata.
 //!
-//! Sources: as for [`Marlin24Layout`].
+//! Sources: those of [`Marlin24Layout`].
 
 use rayon::prelude::*;
 
@@ -23,9 +23,9 @@ use super::{
 };
 use crate::layout::{Marlin24Layout, MetadataLayout, PlainLayout, TILE_N, Tile, TileTable, gather};
 use crate::weight::position;
-use crate::{Bits, FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales};
+use crate::{FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales, WeightValue};
 
-/// The names of weight, metadata and scales.
+/// Returns the names of the tensors of values, metadata and scales.
 pub(super) const fn tensors(names: Marlin24Names) -> [&'static str; 3] {
     match names {
         Marlin24Names::CompressedTensors => ["weight_packed", "meta", "scale_packed"],
@@ -33,11 +33,11 @@ pub(super) const fn tensors(names: Marlin24Names) -> [&'static str; 3] {
     }
 }
 
-/// Reads the weight of `layer`. The scale tensor's dtype counts, not `spec.scale_dtype`.
+/// Reads the weight of `layer`. The dtype of the scale tensor decides, not `spec.scale_dtype`.
 ///
 /// # Errors
-/// [`CheckpointError`] for a spec with zero points, which the format does not have; for tensors
-/// that are missing, of another dtype or shape; and for metadata that do not name two features in
+/// [`CheckpointError`] for a spec with zero points, which the format does not support; for tensors
+/// that are missing or have another dtype or shape; for metadata that do not name two features in
 /// ascending order.
 pub fn to_plain(
     checkpoint: &Checkpoint,
@@ -46,7 +46,7 @@ pub fn to_plain(
     names: Marlin24Names,
 ) -> Result<PlainWeight, CheckpointError> {
     let tensors_of_layer = LayerTensors::new(checkpoint, layer);
-    if spec.zero_points {
+    if spec.has_zero_points() {
         return Err(tensors_of_layer.unsupported("Marlin 2:4", "symmetric", spec));
     }
     let [weight, metadata, scales] = tensors(names).map(|tensor| tensors_of_layer.get(tensor));
@@ -56,10 +56,10 @@ pub fn to_plain(
     let [tile_rows, columns] = metadata.expect_matrix("[K/32, 2N]")?;
     let (k, n) = (tile_rows.saturating_mul(32), columns / 2);
     QuantSpec::check_shape(k, n).map_err(invalid)?;
-    let layout = Marlin24Layout::new(k, n, spec.bits).map_err(invalid)?;
+    let layout = Marlin24Layout::new(k, n, spec.value).map_err(invalid)?;
     metadata.expect_shape(&layout.metadata_shape())?;
     weight.expect_shape(&layout.shape())?;
-    let groups = spec.group.count(k);
+    let groups = spec.scales.group.count(k);
     let permuted = scales_are_permuted(names, groups);
     let place = |group, column| layout.scale_index(group, column, permuted);
     let scales = match scales.expect_shape(&[groups, n])?.scales()? {
@@ -70,11 +70,11 @@ pub fn to_plain(
 
     let packed = weight.words()?;
     let metadata = plain_metadata(metadata_of(&metadata)?, &layout, k, n);
-    let plain = PlainLayout::new(k / 2, n, spec.bits);
-    let words = tensors_of_layer.buffer(&plain);
-    let words = match spec.bits {
-        Bits::Four => unpack::<8>(words, &plain, packed, &layout),
-        Bits::Eight => unpack::<4>(words, &plain, packed, &layout),
+    let plain = PlainLayout::new(k / 2, n, spec.value);
+    let qweight = tensors_of_layer.buffer(&plain);
+    let qweight = match spec.value {
+        WeightValue::Int4 => unpack::<8>(qweight, &plain, packed, &layout),
+        WeightValue::Int8 => unpack::<4>(qweight, &plain, packed, &layout),
     };
     let spec = spec.with_scale_dtype(scales.dtype());
     let metadata = Some(metadata);
@@ -82,7 +82,7 @@ pub fn to_plain(
         k,
         n,
         spec,
-        words,
+        qweight,
         metadata,
         scales,
         zero_points: None,
@@ -91,9 +91,9 @@ pub fn to_plain(
     .map_err(invalid)
 }
 
-/// True if a packer permutes the scales of so many groups. It compares the group with a K: GPTQ's
-/// with the weight's, that of compressed-tensors with the half that it kept, so that it leaves two
-/// groups of 128 in their natural order.
+/// Returns true if the packer permutes the scales of this number of groups. Each packer compares
+/// the group size with a K. GPTQ's packer uses K of the weight. The packer of compressed-tensors
+/// uses the K/2 kept rows, so two groups of 128 keep their natural order.
 fn scales_are_permuted(names: Marlin24Names, groups: usize) -> bool {
     match names {
         Marlin24Names::Gptq => groups > 1,
@@ -101,28 +101,30 @@ fn scales_are_permuted(names: Marlin24Names, groups: usize) -> bool {
     }
 }
 
-/// Checks that `marlin-24` of compressed-tensors holds a weight of this shape and spec.
+/// Checks that `marlin-24` of compressed-tensors supports a weight of this shape and spec.
 ///
 /// # Errors
-/// [`FormatError::TileDoesNotDivide`]; [`FormatError::Marlin24Spec`] for zero points, or groups of
-/// other than 128 rows or a whole column.
+/// [`FormatError::TileDoesNotDivide`]; [`FormatError::Marlin24Spec`] for zero points, or for a
+/// group size other than 128 rows or the whole column.
 pub fn check(k: usize, n: usize, spec: &QuantSpec) -> Result<(), FormatError> {
-    Marlin24Layout::new(k, n, spec.bits)?;
-    match !spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128) {
+    Marlin24Layout::new(k, n, spec.value)?;
+    match !spec.has_zero_points()
+        && matches!(spec.scales.group, GroupSize::Channel | GroupSize::G128)
+    {
         true => Ok(()),
         false => Err(FormatError::Marlin24Spec { found: *spec }),
     }
 }
 
-/// The tensors of `layer` in compressed-tensors' names, without their bytes, in the order of
+/// Returns the specs of the tensors of `layer`, with compressed-tensors' names, in the order of
 /// [`tensors_of`].
 pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<TensorSpec> {
     let shapes = [
-        [k / 32, 16 * n / spec.bits.per_word()],
+        [k / 32, 16 * n / spec.value.per_word()],
         [k / 32, 2 * n],
-        [spec.group.count(k), n],
+        [spec.scales.group.count(k), n],
     ];
-    let dtypes = [Dtype::I32, Dtype::I16, spec.scale_dtype.into()];
+    let dtypes = [Dtype::I32, Dtype::I16, spec.scales.dtype.into()];
     let tensors = tensors(Marlin24Names::CompressedTensors)
         .into_iter()
         .zip(dtypes)
@@ -132,16 +134,16 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<Te
         .collect()
 }
 
-/// The tensors that hold `weight` as `layer`, in compressed-tensors' names. A dense weight is
-/// stored as 2:4 if it is that.
+/// Returns the tensors that store `weight` as `layer`, with compressed-tensors' names. A dense
+/// weight must have the 2:4 pattern.
 ///
 /// # Errors
-/// As [`check`]; [`FormatError::NotTwoFour`].
+/// The errors of [`check`], and [`FormatError::NotTwoFour`].
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Result<Vec<TensorData>, FormatError> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     check(k, n, &spec)?;
     let weight = weight.to_two_four()?;
-    let layout = Marlin24Layout::new(k, n, spec.bits)?;
+    let layout = Marlin24Layout::new(k, n, spec.value)?;
 
     let [_, columns] = layout.shape();
     let mut words = vec![0; k / 32 * columns];
@@ -163,7 +165,7 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Result<Vec<TensorData>, 
         metadata[layout.metadata_index(place / n * 2, place % n)] = [low, high];
         metadata[layout.metadata_index(place / n * 2 + 1, place % n)] = [second_low, second_high];
     }
-    let groups = spec.group.count(k);
+    let groups = spec.scales.group.count(k);
     let permuted = scales_are_permuted(Marlin24Names::CompressedTensors, groups);
     let natural = weight.scales().to_f32();
     let mut scales = vec![0.0; natural.len()];
@@ -171,7 +173,7 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Result<Vec<TensorData>, 
         scales[layout.scale_index(place / n, place % n, permuted)] = scale;
     }
 
-    let scales = Scales::from_f32(&scales, spec.scale_dtype);
+    let scales = Scales::from_f32(&scales, spec.scales.dtype);
     let bytes = [
         bytemuck::cast_slice(&words).to_vec(),
         metadata.into_flattened(),
@@ -184,7 +186,7 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Result<Vec<TensorData>, 
         .collect())
 }
 
-/// The metadata, each nibble of which names two different rows in ascending order.
+/// Returns the metadata after checking that each nibble names two rows in ascending order.
 fn metadata_of<'a>(tensor: &TensorView<'a>) -> Result<&'a [[u8; 2]], CheckpointError> {
     if tensor.dtype() != Dtype::I16 {
         return Err(tensor.wrong_dtype("I16"));
@@ -203,7 +205,8 @@ fn metadata_of<'a>(tensor: &TensorView<'a>) -> Result<&'a [[u8; 2]], CheckpointE
     }
 }
 
-/// To [`MetadataLayout`]: a word of two values, the even 16 rows of 32 and the odd ones.
+/// Converts metadata to [`MetadataLayout`], in which a word joins the metadata of the first and the
+/// second 16 of 32 rows.
 fn plain_metadata(metadata: &[[u8; 2]], layout: &Marlin24Layout, k: usize, n: usize) -> Vec<u32> {
     let mut words = vec![0; MetadataLayout::new(k, n).words()];
     words
@@ -222,7 +225,7 @@ fn plain_metadata(metadata: &[[u8; 2]], layout: &Marlin24Layout, k: usize, n: us
     words
 }
 
-/// To [`PlainLayout`] of the kept rows, `V` values to a word.
+/// Converts words to [`PlainLayout`] of the kept rows, with `V` values per word.
 fn unpack<const V: usize>(
     words: Vec<u32>,
     plain: &PlainLayout,

@@ -1,18 +1,18 @@
-//! Hugging Face folders: tensors as their files hold them.
+//! Checkpoints in Hugging Face folders: reading and writing of tensors and quantisation configs.
 //!
 //! | task | type |
 //! |---|---|
-//! | read a folder, one file or shards; 2:4 float matrices with a bitmask, too | [`Checkpoint`], [`TensorView`] |
-//! | write a folder, all of it or nothing | [`CheckpointWriter`], [`TensorSpec`] |
-//! | the format of every layer, by a folder's configs | [`Quantization`], [`LayerFormat`] |
-//! | its quantised layers and other tensors | [`parts`], [`Part`] |
-//! | read a quantised layer, whatever its format | [`layer_format`], [`layer_tensors`], [`read_layer`] |
-//! | compressed-tensors, pack-quantized: read and write | [`compressed_tensors`] |
-//! | GPTQ, versions 1 and 2: read, and write version 2 | [`gptq`] |
-//! | AWQ, Marlin and Marlin 2:4: read | [`awq`], [`marlin`], [`marlin24`] |
+//! | read a folder (one file or shards, also 2:4 float matrices with a bitmask) | [`Checkpoint`], [`TensorView`] |
+//! | write a folder, completely or not at all | [`CheckpointWriter`], [`TensorSpec`] |
+//! | find the format of every layer from a folder's configs | [`Quantization`], [`LayerFormat`] |
+//! | list the quantised layers and other tensors | [`entries`], [`CheckpointEntry`] |
+//! | read a quantised layer of any format | [`layer_format`], [`layer_tensors`], [`read_layer`] |
+//! | read and write compressed-tensors, pack-quantized | [`compressed_tensors`] |
+//! | read GPTQ, versions 1 and 2; write version 2 | [`gptq`] |
+//! | read AWQ, Marlin and Marlin 2:4 | [`awq`], [`marlin`], [`marlin24`] |
 //!
-//! Files come from anywhere: everything that a file declares is checked against the file before it
-//! is used, and the error names the file.
+//! Files are untrusted: everything that a file declares is checked against the file before it is
+//! used, and the error names the file.
 
 pub mod awq;
 pub mod compressed_tensors;
@@ -45,16 +45,16 @@ pub use files::{
 pub use folder::InPlaceOfWeights;
 pub use format::{GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat};
 pub use header_error::HeaderError;
-pub use layer::{Part, layer_format, layer_tensors, parts, read_layer};
+pub use layer::{CheckpointEntry, entries, layer_format, layer_tensors, read_layer};
 pub use quantization::Quantization;
 pub use reader::{Checkpoint, TensorInfo};
 pub use safetensors::Dtype;
 pub use tensor::{TensorData, TensorSpec, TensorView, is_float};
 pub use writer::CheckpointWriter;
 
-/// The config of a model.
+/// The file name of a model's config.
 pub(crate) const CONFIG_FILE: &str = "config.json";
-/// A folder's one weight file.
+/// The file name of the weights, if a folder has one weight file.
 pub(crate) const WEIGHTS_FILE: &str = "model.safetensors";
-/// A folder's list of weight files, where there are several.
+/// The file name of the index of weight files, if a folder has several.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";

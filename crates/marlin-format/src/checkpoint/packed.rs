@@ -1,28 +1,29 @@
-//! Packed words between files' orders and [`PlainLayout`]: the loops that formats share, over whole
-//! words and on all cores.
+//! Conversion of packed words between the orders of files and [`PlainLayout`]. The formats share
+//! these loops, which process whole words on all cores.
 
 use rayon::prelude::*;
 
 use crate::layout::PlainLayout;
-use crate::{Bits, PlainWeight};
+use crate::{PlainWeight, WeightValue};
 
-/// Words of a file: little-endian, at any alignment.
+/// The words of a file: little-endian, at any alignment.
 pub(super) type FileWords = [[u8; 4]];
 
-/// Rows of a transposed matrix that one call of [`transpose_into`] makes: from each row of the
-/// source it reads eight cache lines in a run. With half as many, time goes to looking up the pages
-/// of all those rows.
+/// The number of rows of a transposed matrix that one call of [`transpose_into`] writes. The call
+/// reads eight consecutive cache lines from each row of the source. With half as many rows, page
+/// table lookups for all source rows take noticeable time.
 pub(super) const TRANSPOSE_ROWS: usize = 128;
-/// Rows and columns that it moves at a time: 16 words are a cache line, so that each line is read
-/// and written once.
+/// The number of rows and columns that [`transpose_into`] moves at a time. 16 words are a cache
+/// line, so each line is read and written once.
 const TILE: usize = 16;
-/// Columns whose rows are permuted at a time, so that all of their words, 512 KB where K is 8192,
+/// The number of columns whose rows are permuted at a time. All their words, 512 KB for K = 8192,
 /// stay in a core's cache.
 pub(super) const PERMUTED_COLUMNS: usize = 128;
 
-/// Fills `words` in `layout` on all cores, in blocks of `rows` rows of words: `fill` gets the index
-/// of a block's first row of words and the block, in which rows lie `columns()` words apart, and
-/// writes the first N words of each. What it writes past K is overwritten.
+/// Fills `words` in `layout` on all cores, in blocks of `rows` rows of words. `fill` receives the
+/// index of the first row of words of a block, and the block. Rows of a block are `columns()` words
+/// apart, and `fill` writes the first N words of each row. Values that `fill` writes past K are
+/// overwritten with padding.
 pub(super) fn plain_words(
     mut words: Vec<u32>,
     layout: &PlainLayout,
@@ -35,8 +36,9 @@ pub(super) fn plain_words(
     words
 }
 
-/// The same with stored row `i` the natural row `permutation[i]`: `load` gets the index of a first
-/// column and writes the words of the columns from there on, rows in their natural order.
+/// Fills `words` as [`plain_words`] does, such that stored row `i` is natural row `permutation[i]`.
+/// `load` receives the index of a first column, and writes the words of the columns from there on,
+/// with rows in their natural order.
 pub(super) fn permuted_words(
     words: Vec<u32>,
     layout: &PlainLayout,
@@ -44,19 +46,19 @@ pub(super) fn permuted_words(
     load: impl Fn(usize, &mut [[u32; PERMUTED_COLUMNS]]) + Sync,
 ) -> Vec<u32> {
     match layout.bits {
-        Bits::Four => permuted::<8>(words, layout, permutation, load),
-        Bits::Eight => permuted::<4>(words, layout, permutation, load),
+        WeightValue::Int4 => permuted::<8>(words, layout, permutation, load),
+        WeightValue::Int8 => permuted::<4>(words, layout, permutation, load),
     }
 }
 
-/// [`permuted_words`] of `V` values to a word.
+/// Implements [`permuted_words`] for `V` values per word.
 fn permuted<const V: usize>(
     mut words: Vec<u32>,
     layout: &PlainLayout,
     permutation: &[u32],
     load: impl Fn(usize, &mut [[u32; PERMUTED_COLUMNS]]) + Sync,
 ) -> Vec<u32> {
-    let (bits, max) = (layout.bits.count(), u32::from(layout.bits.max()));
+    let (bits, max) = (layout.bits.bits(), u32::from(layout.bits.max()));
     let mut blocks: Vec<Vec<&mut [u32]>> = (0..layout.columns().div_ceil(PERMUTED_COLUMNS))
         .map(|_| Vec::with_capacity(layout.rows()))
         .collect();
@@ -88,8 +90,8 @@ fn permuted<const V: usize>(
     words
 }
 
-/// Rows of words `[ceil(K / values in a word), stride]`, of which the first N words count, to
-/// `layout`; with a permutation, stored row `i` is row `permutation[i]` of `source`.
+/// Converts rows of words `[ceil(K / values in a word), stride]`, of which the first N words are
+/// used, to `layout`. With a permutation, stored row `i` is row `permutation[i]` of `source`.
 pub(super) fn from_rows(
     words: Vec<u32>,
     layout: &PlainLayout,
@@ -115,10 +117,10 @@ pub(super) fn from_rows(
     }
 }
 
-/// The words of a weight with its rows in their natural order, in [`PlainLayout`].
+/// Returns the words of a weight in [`PlainLayout`], with rows in their natural order.
 pub(super) fn natural_words(weight: &PlainWeight) -> Vec<u32> {
     let Some(permutation) = weight.row_permutation() else {
-        return weight.words().to_vec();
+        return weight.qweight().to_vec();
     };
     let mut inverse = vec![0; permutation.len()];
     for (stored, &natural) in permutation.iter().enumerate() {
@@ -128,13 +130,13 @@ pub(super) fn natural_words(weight: &PlainWeight) -> Vec<u32> {
     from_rows(
         vec![0; layout.words()],
         &layout,
-        bytemuck::cast_slice(weight.words()),
+        bytemuck::cast_slice(weight.qweight()),
         layout.columns(),
         Some(&inverse),
     )
 }
 
-/// `[rows, columns]` to `[columns, rows]`.
+/// Transposes `[rows, columns]` to `[columns, rows]`.
 pub(super) fn transposed<T: Copy + Default + Send + Sync>(
     values: &[T],
     rows: usize,
@@ -157,8 +159,8 @@ pub(super) fn transposed<T: Copy + Default + Send + Sync>(
     result
 }
 
-/// Columns `first..` of `source` (`[rows, columns]`) to the rows of `lines`, which lie `stride`
-/// apart.
+/// Transposes columns `first..` of `source` (`[rows, columns]`) to the rows of `lines`, which are
+/// `stride` elements apart.
 pub(super) fn transpose_into<S: Copy, T: Copy + Default>(
     source: &[S],
     [rows, columns]: [usize; 2],
@@ -200,7 +202,12 @@ pub(super) fn transpose_into<S: Copy, T: Copy + Default>(
 
 /// Words `[rows, ceil(N / values in a word)]` to values `[rows, N]`. `shifts` is the distance of
 /// each of a word's columns from its lowest bit.
-pub(super) fn unpack_columns(words: &FileWords, n: usize, bits: Bits, shifts: &[u32]) -> Vec<u8> {
+pub(super) fn unpack_columns(
+    words: &FileWords,
+    n: usize,
+    bits: WeightValue,
+    shifts: &[u32],
+) -> Vec<u8> {
     let words_a_row = n.div_ceil(shifts.len());
     let mut values = vec![0; words.len() / words_a_row * n];
     values
@@ -219,12 +226,12 @@ pub(super) fn unpack_columns(words: &FileWords, n: usize, bits: Bits, shifts: &[
 }
 
 /// Undoes [`unpack_columns`] for [`ascending`] shifts, with padding of 0.
-pub(super) fn pack_columns(values: &[u8], n: usize, bits: Bits) -> Vec<u32> {
+pub(super) fn pack_columns(values: &[u8], n: usize, bits: WeightValue) -> Vec<u32> {
     let pack = |values: &[u8]| {
         values
             .iter()
             .rev()
-            .fold(0, |word, &value| (word << bits.count()) | u32::from(value))
+            .fold(0, |word, &value| (word << bits.bits()) | u32::from(value))
     };
     values
         .chunks_exact(n)
@@ -233,6 +240,6 @@ pub(super) fn pack_columns(values: &[u8], n: usize, bits: Bits) -> Vec<u32> {
 }
 
 /// The shifts of a word whose first column is lowest.
-pub(super) fn ascending(bits: Bits) -> Vec<u32> {
-    (0..32).step_by(bits.count()).collect()
+pub(super) fn ascending(bits: WeightValue) -> Vec<u32> {
+    (0..32).step_by(bits.bits()).collect()
 }

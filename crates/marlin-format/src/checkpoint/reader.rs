@@ -1,4 +1,4 @@
-//! Opening a folder and finding its tensors.
+//! Opens checkpoint folders and finds their tensors.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,61 +17,67 @@ use super::{CheckpointError, INDEX_FILE, TensorView, WEIGHTS_FILE};
 use crate::text::{excerpt, is_plain};
 use crate::{JoinError, PlainWeight};
 
-/// The tensors of a folder, mapped into memory: opening reads the headers only.
+/// The tensors of a folder, mapped into memory. Opening a folder reads only the headers.
 ///
-/// While it is open, its files must not be changed in place or cut short. Renaming or deleting
-/// them, as [`CheckpointWriter`](super::CheckpointWriter) and downloads do, is fine.
+/// While the checkpoint is open, its files must not be changed in place or truncated. Renaming or
+/// deleting files is allowed; [`CheckpointWriter`](super::CheckpointWriter) and downloads do so.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
     files: Vec<(PathBuf, Mmap)>,
-    /// Bytes that all files take on the disk, where the system reports them.
+    /// The number of bytes that all files occupy on the disk, if the system reports it.
     on_disk: Option<u64>,
-    /// By name: the index into `files`, and the tensor's entry in that file's header.
+    /// The index into `files` and the header entry of each tensor, by tensor name.
     tensors: BTreeMap<String, (usize, Entry)>,
-    /// By name, those of `tensors` that are matrices of a bitmask: the entry has their shape, and
-    /// the range of their stored values.
+    /// The bitmasks of those `tensors` that are matrices with a bitmask, by tensor name. The entry
+    /// in `tensors` has the shape of the matrix and the range of the stored values.
     bitmasked: BTreeMap<String, Bitmasked>,
-    /// Words of weights that were given back.
+    /// Buffers of recycled weights, for reuse.
     spare: Mutex<Vec<Vec<u32>>>,
 }
 
 /// The header of one tensor in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
-    /// Its dtype.
+    /// The dtype of the tensor.
     pub dtype: Dtype,
-    /// Its shape.
+    /// The shape of the tensor.
     pub shape: &'a [usize],
-    /// The file it is in.
+    /// The file that contains the tensor.
     pub path: &'a Path,
 }
 
-/// The first bytes of the text that Git LFS puts in place of a large file.
+/// The first bytes of a Git LFS pointer, the text that replaces a large file.
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// The part of an index that names the files of tensors.
+/// The part of an index that maps tensors to files.
 #[derive(Deserialize)]
 struct Index {
-    /// File names by tensor name.
+    /// The file name of each tensor, by tensor name.
     weight_map: BTreeMap<String, String>,
 }
 
 impl Checkpoint {
-    /// Opens the weights of a folder: `model.safetensors`, or else the shards that
-    /// `model.safetensors.index.json` names, or else those of the only index of another name, or
-    /// else the only safetensors file (AutoGPTQ's `gptq_model-4bit-128g.safetensors`). Of a
-    /// safetensors file, which may have any name, opens that file.
+    /// Opens the weights of a folder. The weights are the first of these that exist:
     ///
-    /// Every header is checked against its file: names, sizes and offsets are right from here on.
-    /// Float matrices that compressed-tensors stored as `sparse-24-bitmask` are one tensor each,
-    /// `{layer}.weight`, whose values are put in their places when they are first asked for, and
-    /// stay in memory.
+    /// * `model.safetensors`
+    /// * the shards that `model.safetensors.index.json` names
+    /// * the shards of the only index under another name
+    /// * the only safetensors file, such as AutoGPTQ's `gptq_model-4bit-128g.safetensors`
+    ///
+    /// If `dir` is a safetensors file, opens that file, whatever its name.
+    ///
+    /// Every header is checked against its file, so that names, sizes and offsets are valid. A
+    /// float matrix that compressed-tensors stored as `sparse-24-bitmask` is a single tensor,
+    /// `{layer}.weight`. Its values are expanded at the first access and stay in memory.
     ///
     /// # Errors
-    /// A [`CheckpointError`] for a folder without weights; an index that is not one, or names files
-    /// outside the folder; shards that are missing, lack a tensor the index names, or share one;
-    /// and files that are truncated, too long, or whose headers lie.
+    /// A [`CheckpointError`] for these faults:
+    ///
+    /// * a folder without weights
+    /// * an invalid index, or an index that names files outside the folder
+    /// * shards that are missing, lack a tensor that the index names, or have a tensor in common
+    /// * files that are truncated or too long, or whose headers are inconsistent
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let dir = dir.as_ref();
         let mut checkpoint = Self {
@@ -85,7 +91,7 @@ impl Checkpoint {
         let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
         if dir.is_file() {
             checkpoint.dir = dir.parent().map(Path::to_path_buf).unwrap_or_default();
-            // A file that is named may be anywhere.
+            // A file that the caller names may be a link to any folder.
             checkpoint.add_file(
                 fs::canonicalize(dir).map_err(|source| CheckpointError::io("open", dir, source))?,
             )?;
@@ -103,23 +109,23 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The folder it was opened from, or that its file is in.
+    /// Returns the folder of the checkpoint. For a single file, this is the folder of the file.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The names of all tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Returns true if it has a tensor of this name.
+    /// Returns true if the checkpoint has a tensor with this name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// Returns true if it has a tensor of the layer of this name: one whose name continues with a
-    /// dot.
+    /// Returns true if the checkpoint has a tensor of this layer, which is a tensor whose name is
+    /// the layer's name, a dot and a further part.
     pub fn contains_layer(&self, layer: &str) -> bool {
         let prefix = format!("{layer}.");
         self.tensors
@@ -128,7 +134,7 @@ impl Checkpoint {
             .is_some_and(|(name, _)| name.starts_with(&prefix))
     }
 
-    /// Dtype, shape and file of a tensor, or `None` if it has no such tensor.
+    /// Returns the dtype, shape and file of a tensor, or `None` if there is no such tensor.
     pub fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
         let (file, entry) = self.tensors.get(name)?;
         Some(TensorInfo {
@@ -138,11 +144,11 @@ impl Checkpoint {
         })
     }
 
-    /// A tensor.
+    /// Returns a tensor.
     ///
     /// # Errors
-    /// [`CheckpointError::MissingTensor`] where it has no such tensor, [`CheckpointError::Values`]
-    /// for a bitmask that does not name two of every four values.
+    /// [`CheckpointError::MissingTensor`] if there is no such tensor, [`CheckpointError::Values`]
+    /// for a bitmask that does not select two of every four values.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, CheckpointError> {
         let Some(tensor) = self.tensors.get(name) else {
             return Err(CheckpointError::MissingTensor {
@@ -160,10 +166,10 @@ impl Checkpoint {
         }
     }
 
-    /// A tensor of a file.
+    /// Returns the view of a tensor in a file.
     fn view<'a>(&'a self, (file, entry): &'a (usize, Entry)) -> TensorView<'a> {
         let (path, map) = &self.files[*file];
-        // `header::parse` checked the range against this very map.
+        // `header::parse` checked the range against this map.
         let bytes = &map[entry.start..entry.end];
         TensorView {
             name: &entry.name,
@@ -174,7 +180,7 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes of all tensors.
+    /// Returns the number of bytes of all tensors.
     pub fn size_bytes(&self) -> usize {
         self.tensors
             .values()
@@ -182,25 +188,26 @@ impl Checkpoint {
             .sum()
     }
 
-    /// Returns true if the files take less than an eighth of their bytes on the disk: nearly all of
-    /// them is holes, which are read as zeros. A download that was not finished may be so, and a
-    /// file that is to keep its readers busy. False where the system does not report it.
+    /// Returns true if the files occupy less than an eighth of their length on the disk. Nearly all
+    /// of such files is holes, which are read as zeros. The files may be an unfinished download, or
+    /// made to occupy readers for a long time. Returns false if the system does not report the disk
+    /// usage.
     pub fn is_hollow(&self) -> bool {
         let bytes: usize = self.files.iter().map(|(_, map)| map.len()).sum();
         self.on_disk
             .is_some_and(|on_disk| on_disk > 0 && on_disk < bytes as u64 / 8)
     }
 
-    /// Lets the system take back the memory that a tensor's pages are in. It stays readable, from
-    /// the file.
+    /// Lets the system reclaim the memory pages of a tensor. The tensor stays readable from the
+    /// file.
     ///
-    /// Does nothing where the system has no such call, or the checkpoint no such tensor.
+    /// Does nothing if the system has no such call or the checkpoint has no such tensor.
     pub fn release(&self, name: &str) {
         #[cfg(unix)]
         if let Some((file, entry)) = self.tensors.get(name) {
             let (_, map) = &self.files[*file];
-            // SAFETY: the map is read-only and of a file, so that a page which was dropped is read
-            // again with the same bytes.
+            // SAFETY: the map is read-only and backed by a file, so a dropped page is read again
+            // with the same bytes.
             let dropped = unsafe {
                 map.unchecked_advise_range(
                     memmap2::UncheckedAdvice::DontNeed,
@@ -208,33 +215,32 @@ impl Checkpoint {
                     entry.end - entry.start,
                 )
             };
-            // If it fails, the pages stay: that costs only memory.
+            // On failure the pages stay in memory, which has no other effect.
             drop(dropped);
         }
         #[cfg(not(unix))]
         let _ = name;
     }
 
-    /// Takes back the memory of a weight that is not needed any more: layers that are read from
-    /// here on go there. Memory that is new to the process takes longer, page by page, than
-    /// converting a layer.
+    /// Reuses the memory of a weight that is no longer needed for layers that are read later. The
+    /// first access to new memory, page by page, takes longer than the conversion of a layer.
     pub fn recycle(&self, weight: PlainWeight) {
         self.spare
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(weight.into_parts().words);
+            .push(weight.into_parts().qweight);
     }
 
-    /// [`PlainWeight::join`] in memory that was given back.
+    /// Joins weights as [`PlainWeight::join`] does, in recycled memory.
     ///
     /// # Errors
-    /// As [`PlainWeight::join`].
+    /// The errors of [`PlainWeight::join`].
     pub fn join(&self, parts: &[&PlainWeight]) -> Result<PlainWeight, JoinError> {
         PlainWeight::join_in(parts, |words| self.buffer(words))
     }
 
-    /// A buffer of this many words, whatever they are: the smallest that is large enough of those
-    /// that were given back.
+    /// Returns a buffer of the given number of words, with any contents. The buffer is the smallest
+    /// recycled one that is large enough, or a new one.
     pub(super) fn buffer(&self, words: usize) -> Vec<u32> {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = spare
@@ -251,14 +257,15 @@ impl Checkpoint {
                 buffer
             }
             None => {
-                // In its place: there are never more of them than there were weights at a time.
+                // A new buffer replaces a spare one, so that there are never more buffers than
+                // there were weights in use at the same time.
                 spare.pop();
                 vec![0; words]
             }
         }
     }
 
-    /// Makes one tensor of every three that are a matrix with a bitmask.
+    /// Replaces the three tensors of every matrix with a bitmask by one tensor.
     fn join_bitmasks(&mut self) -> Result<(), CheckpointError> {
         let [shape, compressed, bitmask] = bitmask::TENSORS;
         let suffix = format!(".{bitmask}");
@@ -305,7 +312,7 @@ impl Checkpoint {
                 source,
             })?;
 
-        // A first tensor for each shard, to name in errors; every shard is opened once.
+        // One tensor name for each shard, for error messages. Every shard is opened once.
         let shards: BTreeMap<&str, &str> = parsed
             .weight_map
             .iter()
@@ -377,13 +384,13 @@ impl Checkpoint {
     }
 }
 
-/// A file, and the bytes that it takes on the disk.
+/// Maps a file, and returns the map and the number of bytes that the file occupies on the disk.
 fn map(path: &Path) -> Result<(Mmap, Option<u64>), CheckpointError> {
     let (file, metadata) =
         files::open(path).map_err(|source| CheckpointError::io("open", path, source))?;
-    // SAFETY: the map is read-only and lives as long as the views into it. That no process
-    // truncates the file in the meantime is a condition that `Checkpoint` documents; there is no
-    // way to map a file without it.
+    // SAFETY: the map is read-only and lives as long as the views into it. `Checkpoint` documents
+    // that no process may truncate the file in the meantime; no way to map a file avoids this
+    // condition.
     let map =
         unsafe { Mmap::map(&file) }.map_err(|source| CheckpointError::io("map", path, source))?;
     Ok((map, files::on_disk(&metadata)))

@@ -1,4 +1,4 @@
-//! One tensor of a checkpoint: read, declared, or to be written.
+//! Tensors of a checkpoint: views of stored tensors, declarations, and data to write.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,8 +11,8 @@ use super::CheckpointError;
 use super::packed::transposed;
 use crate::{ScaleDtype, Scales};
 
-/// A tensor inside a checkpoint's file. Its bytes are the file's own, mapped into memory; they may
-/// lie at any alignment.
+/// A tensor in a file of a checkpoint. Its bytes are those of the file, mapped into memory, and may
+/// have any alignment.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
     pub(super) name: &'a str,
@@ -23,35 +23,35 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
-    /// Its name.
+    /// Returns the name of the tensor.
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// The file it is in.
+    /// Returns the file that contains the tensor.
     pub fn path(&self) -> &'a Path {
         self.path
     }
 
-    /// Its dtype.
+    /// Returns the dtype of the tensor.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Its shape.
+    /// Returns the shape of the tensor.
     pub fn shape(&self) -> &'a [usize] {
         self.shape
     }
 
-    /// Its bytes: elements in row-major order, little-endian.
+    /// Returns the bytes of the tensor: elements in row-major order, little-endian.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// The tensor itself, where it has this shape.
+    /// Returns the tensor itself if it has this shape.
     ///
     /// # Errors
-    /// [`CheckpointError::Shape`] where it has another.
+    /// [`CheckpointError::Shape`] if the tensor has another shape.
     pub fn expect_shape(&self, expected: &[usize]) -> Result<Self, CheckpointError> {
         if self.shape == expected {
             return Ok(*self);
@@ -64,10 +64,10 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// The tensor itself, where it is one of floats that [`to_f32`](Self::to_f32) reads.
+    /// Returns the tensor itself if its dtype is a float dtype that [`to_f32`](Self::to_f32) reads.
     ///
     /// # Errors
-    /// [`CheckpointError::Dtype`] where it is of another dtype.
+    /// [`CheckpointError::Dtype`] if the tensor has another dtype.
     pub fn expect_float(&self) -> Result<Self, CheckpointError> {
         if is_float(self.dtype) {
             Ok(*self)
@@ -76,16 +76,17 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Its extents, where it has two axes; `axes` names them, such as `[K/8, N]`.
+    /// Returns the two extents of a matrix. `axes` describes the axes in the error, such as
+    /// `[K/8, N]`.
     pub(super) fn expect_matrix(&self, axes: &str) -> Result<[usize; 2], CheckpointError> {
         <[usize; 2]>::try_from(self.shape)
             .map_err(|_| self.bad_values(format!("its shape is {:?}; expected {axes}", self.shape)))
     }
 
-    /// The values of an `F16`, `BF16` or `F32` tensor.
+    /// Returns the values of an `F16`, `BF16` or `F32` tensor as f32.
     ///
     /// # Errors
-    /// [`CheckpointError::Dtype`] where it is of another dtype.
+    /// [`CheckpointError::Dtype`] if the tensor has another dtype.
     pub fn to_f32(&self) -> Result<Vec<f32>, CheckpointError> {
         match self.dtype {
             Dtype::F16 => Ok(self.elements(|bytes| f16::from_le_bytes(bytes).to_f32())),
@@ -95,11 +96,11 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The bytes of the transpose [C, R] of a matrix [R, C].
+    /// Returns the bytes of the transpose `[C, R]` of a matrix `[R, C]`.
     ///
     /// # Errors
-    /// [`CheckpointError::Values`] where it is no matrix, [`CheckpointError::Dtype`] where an
-    /// element is no 1, 2, 4 or 8 bytes.
+    /// [`CheckpointError::Values`] if the tensor is not a matrix; [`CheckpointError::Dtype`] if its
+    /// elements do not have 1, 2, 4 or 8 bytes.
     pub fn transposed_bytes(&self) -> Result<Vec<u8>, CheckpointError> {
         let [rows, columns] = self.expect_matrix("[R, C]")?;
         if self.bytes.is_empty() {
@@ -114,19 +115,19 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Returns true for a float matrix [N, K] of which at most two of every four values along K are
-    /// other than zero, 2:4. What is not is soon known.
+    /// Returns true for a 2:4 float matrix `[N, K]`: at most two of every four values along K are
+    /// nonzero. The test stops early for most matrices that are not 2:4.
     pub fn is_two_four(&self) -> bool {
         self.has_two_of_four(std::iter::once(0..self.bytes.len()))
     }
 
-    /// As [`is_two_four`](Self::is_two_four), of a sample: of a large matrix, whatever its header
-    /// declares, a mebibyte from all over it is read.
+    /// Tests a sample of the matrix as [`is_two_four`](Self::is_two_four) does. At most one MiB is
+    /// read, spread evenly over a large matrix, whatever its header declares.
     pub fn looks_two_four(&self) -> bool {
         self.has_two_of_four(sample(self.bytes.len()))
     }
 
-    /// Looks at ranges of bytes that begin with four values.
+    /// Tests ranges of bytes, each starting at a multiple of four values.
     fn has_two_of_four(&self, mut ranges: impl Iterator<Item = Range<usize>>) -> bool {
         let &[_, k] = self.shape else { return false };
         if !k.is_multiple_of(4) || k == 0 {
@@ -146,10 +147,10 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// The values of an `I32` tensor.
+    /// Returns the values of an `I32` tensor.
     ///
     /// # Errors
-    /// [`CheckpointError::Dtype`] where it is of another dtype.
+    /// [`CheckpointError::Dtype`] if the tensor has another dtype.
     pub fn to_i32(&self) -> Result<Vec<i32>, CheckpointError> {
         match self.dtype {
             Dtype::I32 => Ok(self.elements(i32::from_le_bytes)),
@@ -157,10 +158,10 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The values of an `I64` or `I32` tensor.
+    /// Returns the values of an `I64` or `I32` tensor as i64.
     ///
     /// # Errors
-    /// [`CheckpointError::Dtype`] where it is of another dtype.
+    /// [`CheckpointError::Dtype`] if the tensor has another dtype.
     pub fn to_i64(&self) -> Result<Vec<i64>, CheckpointError> {
         match self.dtype {
             Dtype::I64 => Ok(self.elements(i64::from_le_bytes)),
@@ -169,7 +170,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The words of an `I32` tensor as they lie in the file: little-endian, at any alignment.
+    /// Returns the words of an `I32` tensor as stored in the file: little-endian, at any alignment.
     pub(super) fn words(&self) -> Result<&'a [[u8; 4]], CheckpointError> {
         match self.dtype {
             Dtype::I32 => Ok(self.bytes.as_chunks().0),
@@ -177,8 +178,8 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Scales of an `F16`, `BF16` or `F32` tensor; in f16 or bf16 where that holds every value of
-    /// an f32 one exactly.
+    /// Returns the scales of an `F16`, `BF16` or `F32` tensor. F32 scales are converted to f16, or
+    /// otherwise to bf16, if that dtype represents every value exactly.
     pub(super) fn scales(&self) -> Result<Scales, CheckpointError> {
         match self.dtype {
             Dtype::F16 => Ok(Scales::F16(self.elements(f16::from_le_bytes))),
@@ -202,7 +203,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The elements, each `SIZE` bytes wide: the width of the dtype.
+    /// Returns the elements, each `SIZE` bytes wide, which must be the width of the dtype.
     pub(super) fn elements<const SIZE: usize, T: Send>(
         &self,
         from_bytes: impl Fn([u8; SIZE]) -> T + Sync,
@@ -234,11 +235,11 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// Ranges of `bytes` bytes: all of them, or a mebibyte in 64 pieces that lie equally far apart,
-/// from the first to the last.
+/// Returns ranges of `bytes` bytes: either all bytes, or one MiB in 64 evenly spaced pieces from
+/// the first to the last byte.
 fn sample(bytes: usize) -> impl Iterator<Item = Range<usize>> {
     const PIECES: usize = 64;
-    // Each is a whole number of fours of values of any size.
+    // A piece holds a whole number of groups of four values, for values of any size.
     const PIECE: usize = 16 << 10;
     let (pieces, piece, apart) = if bytes <= PIECES * PIECE {
         (1, bytes, 0)
@@ -248,7 +249,7 @@ fn sample(bytes: usize) -> impl Iterator<Item = Range<usize>> {
     (0..pieces).map(move |index| index * apart..index * apart + piece)
 }
 
-/// Returns true if at most two of every four values, each of `SIZE` bytes, are other than zero.
+/// Returns true if at most two of every four values, each of `SIZE` bytes, are nonzero.
 fn has_two_of_four<const SIZE: usize>(
     bytes: &[u8],
     is_not_zero: impl Fn([u8; SIZE]) -> bool + Sync,
@@ -264,7 +265,7 @@ fn has_two_of_four<const SIZE: usize>(
         .all(fits)
 }
 
-/// Returns true if values of a dtype are floats that [`TensorView::to_f32`] reads.
+/// Returns true if a dtype is a float dtype that [`TensorView::to_f32`] reads.
 pub fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32)
 }
@@ -282,16 +283,16 @@ impl From<ScaleDtype> for Dtype {
 /// The name, dtype and shape of a tensor, as a file's header declares them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its name.
+    /// The name of the tensor.
     pub name: String,
-    /// Its dtype.
+    /// The dtype of the tensor.
     pub dtype: Dtype,
-    /// Its shape.
+    /// The shape of the tensor.
     pub shape: Vec<usize>,
 }
 
 impl TensorSpec {
-    /// A tensor of this name, dtype and shape.
+    /// Creates the spec of a tensor with this name, dtype and shape.
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: impl Into<Vec<usize>>) -> Self {
         Self {
             name: name.into(),
@@ -301,12 +302,12 @@ impl TensorSpec {
     }
 }
 
-/// A tensor to be written.
+/// A tensor to write to a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorData {
-    /// Its name, dtype and shape.
+    /// The name, dtype and shape of the tensor.
     pub spec: TensorSpec,
-    /// Its bytes: elements in row-major order, little-endian.
+    /// The bytes of the tensor: elements in row-major order, little-endian.
     pub bytes: Vec<u8>,
 }
 

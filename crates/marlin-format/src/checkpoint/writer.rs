@@ -1,4 +1,4 @@
-//! Writing a folder, all of it or nothing.
+//! Writes checkpoint folders, completely or not at all.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,11 +10,12 @@ use tempfile::TempDir;
 use super::header::{self, Entry};
 use super::{CheckpointError, INDEX_FILE, TensorSpec, WEIGHTS_FILE};
 
-/// Writes a checkpoint: files such as `config.json`, and all tensors in one `model.safetensors`.
+/// A writer of a checkpoint: files such as `config.json`, and all tensors in one
+/// `model.safetensors`.
 ///
-/// Everything goes into a temporary folder beside the target, which [`finish`](Self::finish)
-/// renames. Dropped before that, nothing is left. Tensors go to disk as they come, in any order:
-/// memory holds one at a time.
+/// All files are written to a temporary folder beside the target, which [`finish`](Self::finish)
+/// renames. If the writer is dropped before that, the temporary folder is removed. Tensors are
+/// written to disk in any order, and memory holds one tensor at a time.
 ///
 /// ```
 /// use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};
@@ -36,17 +37,17 @@ pub struct CheckpointWriter {
     weights: Option<Weights>,
 }
 
-/// The weight file, once its tensors are declared.
+/// The weight file, after its tensors are declared.
 #[derive(Debug)]
 struct Weights {
     path: PathBuf,
     file: File,
-    /// By name: true once it is written.
+    /// The header entry of each tensor, by tensor name, and true if the tensor was written.
     entries: BTreeMap<String, (Entry, bool)>,
 }
 
 impl CheckpointWriter {
-    /// Checks that the folder `dir` does not exist, or has nothing in it.
+    /// Checks that the folder `dir` does not exist or is empty.
     ///
     /// # Errors
     /// [`CheckpointError::TargetNotEmpty`]; [`CheckpointError::Io`].
@@ -59,21 +60,22 @@ impl CheckpointWriter {
         }
     }
 
-    /// Starts a checkpoint that will be the folder `dir`. Its parent is created where it does not
-    /// exist.
+    /// Creates a checkpoint that will be the folder `dir`. The parent folder is created if it does
+    /// not exist.
     ///
     /// # Errors
-    /// [`CheckpointError::TargetNotEmpty`] where `dir` exists with something in it;
+    /// [`CheckpointError::TargetNotEmpty`] if `dir` exists and is not empty;
     /// [`CheckpointError::Io`].
     pub fn create(dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         Self::start(dir.as_ref(), None)
     }
 
-    /// As [`create`](Self::create), with the temporary folder in the folder `workplace`, of the
-    /// same file system: one that a process which was killed leaves can be found there.
+    /// Creates a checkpoint as [`create`](Self::create) does, with the temporary folder in
+    /// `workplace`, which must be on the same file system. If a killed process leaves its temporary
+    /// folder, the folder can be found in `workplace`.
     ///
     /// # Errors
-    /// As [`create`](Self::create).
+    /// The errors of [`create`](Self::create).
     pub fn create_in(workplace: &Path, dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         Self::start(dir.as_ref(), Some(workplace))
     }
@@ -105,17 +107,17 @@ impl CheckpointWriter {
     /// Writes a file beside the weights.
     ///
     /// # Errors
-    /// [`CheckpointError::FileName`] where `name` is not a plain file name or is one of the
-    /// weights' own; [`CheckpointError::Io`].
+    /// [`CheckpointError::FileName`] if `name` is not a plain file name or is reserved for the
+    /// weights; [`CheckpointError::Io`].
     pub fn write_file(&mut self, name: &str, contents: &[u8]) -> Result<(), CheckpointError> {
         let path = self.path_of(name)?;
         fs::write(&path, contents).map_err(|source| CheckpointError::io("write", &path, source))
     }
 
-    /// Copies a file beside the weights, under its own name.
+    /// Copies a file into the checkpoint under its own name.
     ///
     /// # Errors
-    /// [`CheckpointError::FileName`] where the name is one of the weights' own;
+    /// [`CheckpointError::FileName`] if the name is reserved for the weights;
     /// [`CheckpointError::Io`].
     pub fn copy_file(&mut self, from: &Path) -> Result<(), CheckpointError> {
         let name = from.file_name().unwrap_or_default().to_string_lossy();
@@ -125,12 +127,13 @@ impl CheckpointWriter {
             .map_err(|source| CheckpointError::io("copy", from, source))
     }
 
-    /// Declares the tensors. They are laid out and the header is written; their bytes follow by
-    /// [`write_tensor`](Self::write_tensor).
+    /// Declares all tensors, assigns their positions in the file and writes the header.
+    /// [`write_tensor`](Self::write_tensor) writes their bytes.
     ///
     /// # Errors
-    /// [`CheckpointError::Declare`] the second time; [`CheckpointError::Declaration`] for names
-    /// that come twice and sizes that overflow; [`CheckpointError::Io`].
+    /// [`CheckpointError::Declare`] if tensors were already declared;
+    /// [`CheckpointError::Declaration`] for duplicate names and for sizes that overflow;
+    /// [`CheckpointError::Io`].
     pub fn declare(
         &mut self,
         tensors: impl IntoIterator<Item = TensorSpec>,
@@ -160,7 +163,8 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Writes a declared tensor's bytes (row-major, little-endian), each tensor once.
+    /// Writes the bytes of a declared tensor (row-major, little-endian). Each tensor is written
+    /// once.
     ///
     /// # Errors
     /// [`CheckpointError::Declare`], [`CheckpointError::NotDeclared`],
@@ -197,12 +201,12 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Moves the checkpoint to its target. Nothing is left of it where this fails.
+    /// Moves the checkpoint to its target folder. On failure, the temporary folder is removed.
     ///
     /// # Errors
-    /// [`CheckpointError::Declare`] where no tensors were declared, [`CheckpointError::NotWritten`]
-    /// where one was not written, [`CheckpointError::TargetNotEmpty`] where the target was filled
-    /// in the meantime; [`CheckpointError::Io`].
+    /// [`CheckpointError::Declare`] if no tensors were declared; [`CheckpointError::NotWritten`] if
+    /// a tensor was not written; [`CheckpointError::TargetNotEmpty`] if the target was filled in
+    /// the meantime; [`CheckpointError::Io`].
     pub fn finish(self) -> Result<(), CheckpointError> {
         let Self {
             target,
@@ -236,7 +240,7 @@ impl CheckpointWriter {
         fs::rename(temporary.path(), &target).map_err(|source| {
             CheckpointError::io("rename the temporary folder to", &target, source)
         })?;
-        // Renamed: there is nothing left to remove.
+        // After the rename there is no temporary folder to remove.
         let _ = temporary.keep();
         Ok(())
     }

@@ -2,23 +2,24 @@
 
 use super::tile::{TILE_K, TILE_N};
 use super::{PlainLayout, TileExtents, WordIndex};
-use crate::{Bits, FormatError, PlainWeight};
+use crate::{FormatError, PlainWeight, WeightValue};
 
-/// Rows of a chunk: four tiles along K.
+/// The number of rows of a chunk: four tiles along K.
 const CHUNK_K: usize = 64;
-/// Words of one tile: 32 lanes, four words each.
+/// The number of words of one tile: four words for each of 32 lanes.
 const TILE_WORDS: usize = 128;
 
-/// Words `[K/16, 2N]` of 4 bits, `[K/8, 2N]` of 8, row-major, as in the published Marlin format:
-/// one lane's weights for a tile of 16 x 64 are 16 contiguous bytes.
+/// The tile layout of the published Marlin format: words `[K/16, 2N]` of 4-bit values or
+/// `[K/8, 2N]` of 8-bit values, row-major. The weights of one lane for a tile of 16 x 64 are 16
+/// contiguous bytes.
 ///
 /// The weight is padded to whole tiles (or more, see [`new_padded`](Self::new_padded)) with nibbles
-/// of 8, or bytes of 128. Every tile is 128 words: four for each of a warp's 32 lanes, one 16-byte
-/// load a lane, in the order of the lanes. Word `j` of a lane belongs to the 16 x 16 sub-tile of
-/// columns `16j..16j+16`. It holds the lane's eight weights of two `mma.m16n8k16` B fragments
-/// (columns 0..8 and 8..16 of the sub-tile), so that no value ever moves between lanes.
+/// of 8, or bytes of 128. Every tile is 128 words in the order of a warp's 32 lanes: four words for
+/// each lane, which the lane loads as 16 bytes. Word `j` of a lane belongs to the 16 x 16 sub-tile
+/// of columns `16j..16j+16`. The word holds the lane's eight weights of two `mma.m16n8k16` B
+/// fragments (columns 0..8 and 8..16 of the sub-tile). No value ever moves between lanes.
 ///
-/// With `groupID = lane / 4` and `t = lane % 4`, the names of the PTX ISA's figures, word `j` of a
+/// With `groupID = lane / 4` and `t = lane % 4`, the names in the PTX ISA's figures, word `j` of a
 /// lane holds:
 ///
 /// | nibble | row k in the tile | column n in the tile | B fragment element |
@@ -32,20 +33,22 @@ const TILE_WORDS: usize = 128;
 /// | 3 | `2t + 8` | `16j + 8 + groupID` | second `b2` |
 /// | 7 | `2t + 9` | `16j + 8 + groupID` | second `b3` |
 ///
-/// This interleave (64207531 in the paper: the values in nibbles 3, 2, 1, 0, then 7, 6, 5, 4) puts
-/// the two values of one f16x2 register 16 bits apart: `w & 0x000f000f` has `b0` in its lower and
-/// `b1` in its upper half, `w & 0x00f000f0` has `b2` and `b3`, and the same of `w >> 8` the second
-/// fragment. So a pair becomes halves without moving either value.
+/// This interleave is 64207531 in the paper: the values in nibbles 3, 2, 1, 0, then 7, 6, 5, 4. The
+/// interleave places the two values of one f16x2 register 16 bits apart. `w & 0x000f000f` has `b0`
+/// in its lower half and `b1` in its upper half; `w & 0x00f000f0` has `b2` and `b3`. The same masks
+/// applied to `w >> 8` select the second fragment. A pair therefore becomes two f16 values without
+/// moving either value.
 ///
-/// [`in_chunks`](Self::in_chunks), which no file has, exchanges the pairs in nibbles 1, 5 and 2, 6.
-/// Then `w` and `w >> 8` have the rows `2t, 2t + 1` and `2t + 8, 2t + 9`, and the mask selects the
-/// column: `groupID` under `0x000f000f`, `8 + groupID` under `0x00f000f0`. Kernels that multiply
-/// the masked nibbles as the numbers they are in f16, the second 16 times the first, so have one
-/// unit for each column.
+/// [`in_chunks`](Self::in_chunks), a layout that no file has, exchanges the pair in nibbles 1 and 5
+/// with the pair in nibbles 2 and 6. Then `w` has the rows `2t, 2t + 1`, and `w >> 8` has the rows
+/// `2t + 8, 2t + 9`. The mask selects the column: `groupID` under `0x000f000f`, `8 + groupID` under
+/// `0x00f000f0`. Some kernels multiply the masked bits directly as f16 numbers, so values under the
+/// second mask are 16 times as large. In this order, all values of a column need the same
+/// correction.
 ///
-/// **8 bits**, which only kernels have: a tile is 8 rows by 64 columns, 128 words again, so two
-/// tiles, one below the other, are the rows of one of 4 bits. Word `j` of a lane holds of the
-/// sub-tile of columns `16j..16j + 16`:
+/// **8 bits**, used by kernels only: a tile is 8 rows by 64 columns, again 128 words. Two tiles,
+/// one below the other, cover the rows of one tile of 4-bit values. Word `j` of a lane holds, for
+/// the sub-tile of columns `16j..16j + 16`:
 ///
 /// | byte | row k in the tile | column n in the tile |
 /// |---|---|---|
@@ -54,7 +57,8 @@ const TILE_WORDS: usize = 128;
 /// | 2 | `2t`     | `16j + 8 + groupID` |
 /// | 3 | `2t + 1` | `16j + 8 + groupID` |
 ///
-/// Lanes of the sub-tile's first eight columns, by row and column (the second eight are alike):
+/// The lanes that hold the first eight columns of the sub-tile, by row and column; the second eight
+/// columns have the same lanes:
 ///
 /// | k \ n    | 0 | 1 | 2 | ... | 7 |
 /// |---|---|---|---|---|---|
@@ -63,7 +67,7 @@ const TILE_WORDS: usize = 128;
 /// | 4, 5, 12, 13 | lane 2 | lane 6 | lane 10 | ... | lane 30 |
 /// | 6, 7, 14, 15 | lane 3 | lane 7 | lane 11 | ... | lane 31 |
 ///
-/// A tile of 8 bits has the rows 0 to 7 of them.
+/// A tile of 8-bit values has only rows 0 to 7 of this table.
 ///
 /// Sources: the packer of the Marlin paper's authors (IST-DASLab/marlin), and PTX ISA, "Matrix
 /// Fragments for mma.m16n8k16 with floating point type", multiplicand B of `.f16`/`.bf16`.
@@ -71,33 +75,33 @@ const TILE_WORDS: usize = 128;
 pub struct MarlinLayout {
     k: usize,
     n: usize,
-    bits: Bits,
+    bits: WeightValue,
     k_padded: usize,
     n_padded: usize,
-    /// True if the pairs of a word go by rows of a column first, as published; false if by columns
-    /// of a row.
+    /// True if the pairs in a word step through the rows of a column first, as in published files.
+    /// False if the pairs step through the columns of a row first.
     rows_first: bool,
 }
 
 impl MarlinLayout {
-    /// The layout of a weight of `k` input and `n` output features in 4 bits, padded to whole tiles
-    /// of 16 x 64, as files have it.
+    /// Creates the layout of published files for a 4-bit weight with `k` input and `n` output
+    /// features, padded to whole tiles of 16 x 64.
     pub fn new(k: usize, n: usize) -> Self {
         Self {
             k,
             n,
-            bits: Bits::Four,
+            bits: WeightValue::Int4,
             k_padded: round_up(k, TILE_K),
             n_padded: round_up(n, TILE_N),
             rows_first: true,
         }
     }
 
-    /// The same, padded to multiples of `k_multiple` and `n_multiple`: the published Marlin format
-    /// requires 128 and 256.
+    /// Creates the layout of [`new`](Self::new), padded to multiples of `k_multiple` and
+    /// `n_multiple`. The published Marlin format requires multiples of 128 and 256.
     ///
     /// # Errors
-    /// [`FormatError::PadMultiple`] where a multiple is 0 or not a multiple of the tile (16, 64).
+    /// [`FormatError::PadMultiple`] if a multiple is 0 or not a multiple of the tile (16, 64).
     pub fn new_padded(
         k: usize,
         n: usize,
@@ -122,7 +126,7 @@ impl MarlinLayout {
 
     /// The layout of the tensor-core kernels: pairs of nibbles in their own order (see above),
     /// padded to whole chunks of 64 x 64, which a warp reads at a time.
-    pub fn in_chunks(k: usize, n: usize, bits: Bits) -> Self {
+    pub fn in_chunks(k: usize, n: usize, bits: WeightValue) -> Self {
         Self {
             k,
             n,
@@ -133,35 +137,35 @@ impl MarlinLayout {
         }
     }
 
-    /// K, input features.
+    /// Returns K, the number of input features, without padding.
     pub fn k(&self) -> usize {
         self.k
     }
 
-    /// N, output features.
+    /// Returns N, the number of output features, without padding.
     pub fn n(&self) -> usize {
         self.n
     }
 
-    /// K with its padding.
+    /// Returns K with its padding.
     pub fn k_padded(&self) -> usize {
         self.k_padded
     }
 
-    /// N with its padding.
+    /// Returns N with its padding.
     pub fn n_padded(&self) -> usize {
         self.n_padded
     }
 
-    /// Rows of a tile: 16, or of 8 bits 8.
+    /// Returns the number of rows of a tile: 16 for 4-bit values, 8 for 8-bit values.
     pub const fn tile_rows(&self) -> usize {
         match self.bits {
-            Bits::Four => TILE_K,
-            Bits::Eight => TILE_K / 2,
+            WeightValue::Int4 => TILE_K,
+            WeightValue::Int8 => TILE_K / 2,
         }
     }
 
-    /// Rows and columns of the words.
+    /// Returns the number of rows and columns of the words.
     pub const fn shape(&self) -> [usize; 2] {
         [
             self.k_padded / self.tile_rows(),
@@ -169,7 +173,7 @@ impl MarlinLayout {
         ]
     }
 
-    /// Words in all.
+    /// Returns the total number of words.
     pub const fn words(&self) -> usize {
         let [rows, columns] = self.shape();
         rows.saturating_mul(columns)
@@ -185,14 +189,14 @@ impl MarlinLayout {
         let slot = match self.bits {
             // The pair (b0, b1) or (b2, b3) of the first or second fragment; its second value lies
             // four nibbles up.
-            Bits::Four => {
+            WeightValue::Int4 => {
                 (if self.rows_first {
                     2 * (column / 8) + row / 8
                 } else {
                     2 * (row / 8) + column / 8
                 }) + 4 * (row % 2)
             }
-            Bits::Eight => 2 * (column / 8) + row % 2,
+            WeightValue::Int8 => 2 * (column / 8) + row % 2,
         };
         WordIndex {
             word: tile * TILE_WORDS + 4 * lane + sub_tile,
@@ -201,18 +205,18 @@ impl MarlinLayout {
         }
     }
 
-    /// The weight's stored values in this layout: [`words`](Self::words) words. Rows keep their
-    /// order; a row permutation is not undone. Of a 2:4 weight, K is the number of rows that it
-    /// stores.
+    /// Packs the stored values of a weight into [`words`](Self::words) words in this layout. Rows
+    /// keep their stored order; a row permutation is not undone. For a 2:4 weight, K of the layout
+    /// is the number of rows that the weight stores.
     ///
     /// # Errors
-    /// [`FormatError::LayoutBits`] where the weight has another width, [`FormatError::LayoutShape`]
-    /// where it has another K or N.
+    /// [`FormatError::LayoutBits`] if the weight has another bit width;
+    /// [`FormatError::LayoutShape`] if the weight has another K or N.
     pub fn pack(&self, weight: &PlainWeight) -> Result<Vec<u32>, FormatError> {
-        if weight.spec().bits != self.bits {
+        if weight.spec().value != self.bits {
             return Err(FormatError::LayoutBits {
                 expected: self.bits,
-                found: weight.spec().bits,
+                found: weight.spec().value,
             });
         }
         let (found_k, found_n) = (weight.layout().k, weight.n());
@@ -234,10 +238,10 @@ impl MarlinLayout {
         Ok(words)
     }
 
-    /// The same values in [`PlainLayout`], without this layout's padding.
+    /// Converts words in this layout to [`PlainLayout`], without this layout's padding.
     ///
     /// # Errors
-    /// [`FormatError::Length`] where `words` is not [`words`](Self::words) long.
+    /// [`FormatError::Length`] if `words` does not have length [`words`](Self::words).
     pub fn unpack(&self, words: &[u32]) -> Result<Vec<u32>, FormatError> {
         if words.len() != self.words() {
             let (expected, found) = (self.words(), words.len());
@@ -272,7 +276,7 @@ impl From<&MarlinLayout> for TileExtents {
     }
 }
 
-/// Saturates on sizes that no memory holds, in place of an overflow.
+/// Rounds `value` up to a multiple of `multiple`, and saturates where the result would overflow.
 fn round_up(value: usize, multiple: usize) -> usize {
     value.div_ceil(multiple).saturating_mul(multiple)
 }

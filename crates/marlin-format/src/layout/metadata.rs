@@ -1,15 +1,15 @@
-//! The metadata of 2:4 weights, beside the plain layout of their kept values.
+//! The metadata of 2:4 weights whose kept values are in the plain layout.
 
 use super::WordIndex;
-use crate::Bits;
+use crate::WeightValue;
 
-/// Words `[ceil(K/32), N rounded up to 8]`, row-major: nibble `i` of the word in row `r`, column
-/// `n` names the two rows that are kept of the weight's rows `32r + 4i..32r + 4i + 4` in column
-/// `n`.
+/// The layout of 2:4 metadata: words `[ceil(K/32), N rounded up to 8]`, row-major. Nibble `i` of
+/// the word in row `r`, column `n` names the two kept rows among rows `32r + 4i..32r + 4i + 4` of
+/// column `n` of the weight.
 ///
-/// The nibble's lower two bits are the index, among the four rows, of the first kept value, its
-/// upper two bits that of the second, which comes later: six of the sixteen numbers occur, those of
-/// the PTX ISA ("Sparse matrix storage"):
+/// The lower two bits of a nibble are the index, among the four rows, of the first kept value. The
+/// upper two bits are the index of the second kept value, which comes later. Six of the sixteen
+/// nibbles are valid, as in the PTX ISA ("Sparse matrix storage"):
 ///
 /// | nibble | 4 | 8 | 12 | 9 | 13 | 14 |
 /// |---|---|---|---|---|---|---|
@@ -23,25 +23,25 @@ pub struct MetadataLayout {
 }
 
 impl MetadataLayout {
-    /// The nibble of rows 0 and 1.
+    /// The nibble of padding, which names rows 0 and 1.
     pub const PADDING: u8 = 4;
-    /// The nibbles that occur.
+    /// The valid nibbles, in ascending order.
     pub const NIBBLES: [u8; 6] = [4, 8, 9, 12, 13, 14];
-    /// A word of padding.
+    /// A word whose eight nibbles are [`PADDING`](Self::PADDING).
     pub const PADDING_WORD: u32 = 0x4444_4444;
 
-    /// The layout of the metadata of a weight with `k` input features before pruning, and `n`
-    /// output features.
+    /// Creates the layout of the metadata of a weight with `k` input features (before pruning) and
+    /// `n` output features.
     pub const fn new(k: usize, n: usize) -> Self {
         Self { k, n }
     }
 
-    /// Rows and columns of words.
+    /// Returns the number of rows and columns of the words.
     pub const fn shape(&self) -> [usize; 2] {
         [self.k.div_ceil(32), self.n.div_ceil(8).saturating_mul(8)]
     }
 
-    /// Words in all.
+    /// Returns the total number of words.
     pub fn words(&self) -> usize {
         let [rows, columns] = self.shape();
         rows.saturating_mul(columns)
@@ -52,22 +52,24 @@ impl MetadataLayout {
         WordIndex {
             word: four / 8 * self.shape()[1] + n,
             slot: four % 8,
-            bits: Bits::Four,
+            bits: WeightValue::Int4,
         }
     }
 
-    /// True if a nibble names two rows in ascending order.
+    /// Returns true if a nibble names two rows in ascending order.
     pub const fn is_valid(nibble: u8) -> bool {
         nibble & 3 < nibble >> 2
     }
 
-    /// The first group of four rows, and its column, whose nibble names no two rows in ascending
-    /// order, or is past K or N and not the padding.
+    /// Returns the first invalid nibble, as the index of its group of four rows and its column. A
+    /// nibble is invalid if it does not name two rows in ascending order, or is past K or N and
+    /// differs from the padding.
     pub(crate) fn first_bad(&self, words: &[u32]) -> Option<(usize, usize)> {
         let [_, columns] = self.shape();
         let bad = |word: u32| {
-            // The first place `a` is below the second `b`, bit by bit, in the lowest bit of each
-            // nibble: without a branch, most words are fine.
+            // Tests in the lowest bit of each nibble, bit by bit, whether the first index `a` is
+            // below the second index `b`. All eight nibbles are tested without a branch, because
+            // most words are valid.
             let (a0, a1, b0, b1) = (word, word >> 1, word >> 2, word >> 3);
             let is_below = (!a1 & b1) | (!(a1 ^ b1) & !a0 & b0);
             !is_below & 0x1111_1111 != 0

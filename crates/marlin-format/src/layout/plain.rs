@@ -1,40 +1,40 @@
 //! The layout of records and portable kernels.
 
 use super::WordIndex;
-use crate::Bits;
+use crate::WeightValue;
 use rayon::prelude::*;
 
-/// Words `[ceil(K/8), N rounded up to 8]`, row-major: nibble `i` of the word in row `r`, column `n`
-/// is the weight's row `8r + i`, column `n`. The eight values of a word are eight input features of
-/// one output feature, as in GPTQ files.
+/// The plain layout: words `[ceil(K/8), N rounded up to 8]`, row-major. Nibble `i` of the word in
+/// row `r`, column `n` is row `8r + i`, column `n` of the weight. The eight values of a word are
+/// eight input features of one output feature, as in GPTQ files.
 ///
-/// Of 8 bits, words `[ceil(K/4), N rounded up to 8]`: byte `i` is row `4r + i`.
+/// For 8-bit values, the words are `[ceil(K/4), N rounded up to 8]`, and byte `i` is row `4r + i`.
 ///
-/// Rows past K and columns past N hold the [midpoint](Bits::midpoint), 8 or 128.
+/// Rows past K and columns past N hold the [midpoint](WeightValue::midpoint), 8 or 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlainLayout {
     pub(crate) k: usize,
     pub(crate) n: usize,
-    pub(crate) bits: Bits,
+    pub(crate) bits: WeightValue,
 }
 
 impl PlainLayout {
     /// The layout of a weight with `k` input and `n` output features, in values of `bits`.
-    pub fn new(k: usize, n: usize, bits: Bits) -> Self {
+    pub fn new(k: usize, n: usize, bits: WeightValue) -> Self {
         Self { k, n, bits }
     }
 
-    /// Rows of words: K / 8 (4 bits) or K / 4 (8 bits), rounded up.
+    /// Returns the number of rows of words: K / 8 (4 bits) or K / 4 (8 bits), rounded up.
     pub fn rows(&self) -> usize {
         self.k.div_ceil(self.bits.per_word())
     }
 
-    /// Columns of words: N rounded up to a multiple of 8.
+    /// Returns the number of columns of words: N rounded up to a multiple of 8.
     pub fn columns(&self) -> usize {
         self.n.div_ceil(8).saturating_mul(8)
     }
 
-    /// Words in all.
+    /// Returns the total number of words.
     pub fn words(&self) -> usize {
         self.rows().saturating_mul(self.columns())
     }
@@ -49,17 +49,18 @@ impl PlainLayout {
         }
     }
 
-    /// The bits of the words in row `row` whose values are rows below K.
+    /// Returns a mask of the bits whose values are rows below K, in the words of row `row`.
     pub(crate) fn rows_mask(&self, row: usize) -> u32 {
         let rows = self.k.saturating_sub(self.bits.per_word() * row);
         if rows >= self.bits.per_word() {
             u32::MAX
         } else {
-            !(u32::MAX << (self.bits.count() * rows))
+            !(u32::MAX << (self.bits.bits() * rows))
         }
     }
 
-    /// Writes the midpoint past K and N. `words` has [`words`](Self::words) words.
+    /// Writes the midpoint to all positions past K or N. `words` must have [`words`](Self::words)
+    /// words.
     pub(crate) fn pad(&self, words: &mut [u32]) {
         let (columns, last_row, padding) =
             (self.columns(), self.rows() - 1, self.bits.padding_word());
@@ -74,12 +75,12 @@ impl PlainLayout {
             .for_each(|word| *word = (*word & mask) | (padding & !mask));
     }
 
-    /// Words that hold padding only.
+    /// Returns words that hold only padding.
     pub(crate) fn padding(&self) -> Vec<u32> {
         vec![self.bits.padding_word(); self.words()]
     }
 
-    /// Packs the values that `q(row, column)` returns, each 0..=15 or 0..=255, with padding of 8 or
+    /// Packs the values that `q(row, column)` returns, each 0..=15 or 0..=255. The padding is 8 or
     /// 128.
     pub fn pack_with(&self, q: impl Fn(usize, usize) -> u8 + Sync) -> Vec<u32> {
         let mut words = self.padding();
@@ -103,13 +104,13 @@ impl PlainLayout {
         words
     }
 
-    /// The first word whose values past K or N are not the midpoint, if any. `words` has
-    /// [`words`](Self::words) words.
+    /// Returns the index of the first word with a value past K or N that is not the midpoint, if
+    /// any. `words` must have [`words`](Self::words) words.
     pub(crate) fn bad_padding(&self, words: &[u32]) -> Option<usize> {
         let columns = self.columns();
         for (row, line) in words.chunks_exact(columns.max(1)).enumerate() {
             let past_k = !self.rows_mask(row);
-            // Most rows hold padding past N only.
+            // Most rows have padding only past N.
             let first = if past_k == 0 { self.n } else { 0 };
             for (column, &word) in line.iter().enumerate().skip(first) {
                 let padding = if column < self.n { past_k } else { u32::MAX };

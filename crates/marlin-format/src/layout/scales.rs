@@ -3,30 +3,30 @@
 use super::TileExtents;
 use crate::{FormatError, GroupSize, Scales};
 
-/// Scales `[G, N]`, row-major, with the columns of each block permuted so that one lane's scales
-/// are contiguous.
+/// The layout of scales `[G, N]`, row-major, with the columns of each block permuted so that the
+/// scales of one lane are contiguous.
 ///
-/// Columns are padded as the [`MarlinLayout`](super::MarlinLayout) pads N, with scales of 0, so
+/// Columns are padded with scales of 0, as far as [`MarlinLayout`](super::MarlinLayout) pads N, so
 /// that padded outputs are 0. Groups are padded where K is padded past the last group.
 ///
-/// **Grouped** (more than one group): a lane scales its B fragments, which are in column `groupID =
-/// lane / 4` of each of a tile's eight blocks of 8 columns. In every 64 columns:
+/// **Grouped** (more than one group): a lane scales its B fragments, which are in column
+/// `groupID = lane / 4` of each of the eight blocks of 8 columns of a tile. In every 64 columns:
 ///
 /// | position | 0 | 1 | ... | 7 | 8 | 9 | ... | 63 |
 /// |---|---|---|---|---|---|---|---|---|
 /// | column   | 0 | 8 | ... | 56 | 1 | 9 | ... | 63 |
 /// | lanes    | 0..4 | 0..4 | ... | 0..4 | 4..8 | 4..8 | ... | 28..32 |
 ///
-/// **Channel-wise** (one group): a lane scales its accumulators once at the end, which are in
-/// columns `2t` and `2t + 1` (`t = lane % 4`) of each block of 8. In every 32 columns:
+/// **Channel-wise** (one group): a lane scales its accumulators once, at the end. The accumulators
+/// are in columns `2t` and `2t + 1` (`t = lane % 4`) of each block of 8. In every 32 columns:
 ///
 /// | position | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | ... | 31 |
 /// |---|---|---|---|---|---|---|---|---|---|---|---|---|
 /// | column   | 0 | 1 | 8 | 9 | 16 | 17 | 24 | 25 | 2 | 3 | ... | 31 |
 /// | `t`      | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 1 | ... | 3 |
 ///
-/// As in the published format, only the number of groups counts, not the name of the group size: K
-/// = 128 with groups of 128 is channel-wise.
+/// The number of groups decides, not the group size, as in the published format: `K = 128` with
+/// groups of 128 is channel-wise.
 ///
 /// Sources: the packer of the Marlin paper's authors (IST-DASLab/marlin), and PTX ISA, "Matrix
 /// Fragments for mma.m16n8k16 with floating point type", multiplicand B and accumulator C.
@@ -40,7 +40,7 @@ pub struct ScaleLayout {
 }
 
 impl ScaleLayout {
-    /// The layout of the scales of a weight in a tile layout, in groups of `group`.
+    /// Creates the layout of the scales of a weight in a tile layout, with the group size `group`.
     pub fn new(extents: impl Into<TileExtents>, group: GroupSize) -> Self {
         let TileExtents {
             k,
@@ -57,22 +57,22 @@ impl ScaleLayout {
         }
     }
 
-    /// Groups with those of K's padding.
+    /// Returns the number of groups, including those in the padding of K.
     pub fn groups_padded(&self) -> usize {
         self.groups_padded
     }
 
-    /// Columns with their padding.
+    /// Returns the number of columns, including padding.
     pub fn n_padded(&self) -> usize {
         self.n_padded
     }
 
-    /// Scales in all, with padding.
+    /// Returns the total number of scales, including padding.
     pub fn len(&self) -> usize {
         self.groups_padded.saturating_mul(self.n_padded)
     }
 
-    /// Returns true if there are none, which is so only if N is 0.
+    /// Returns true if there are no scales. This is the case only if N is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -80,19 +80,19 @@ impl ScaleLayout {
     /// Returns the index of the scale of group `g`, column `n`, padding included.
     pub fn index(&self, g: usize, n: usize) -> usize {
         let permuted = if self.groups_padded > 1 {
-            // 8 x 8 transposed.
+            // An 8 x 8 transposition.
             n / 64 * 64 + 8 * (n % 8) + n % 64 / 8
         } else {
-            // 4 x 4 pairs transposed.
+            // A 4 x 4 transposition of pairs.
             n / 32 * 32 + 8 * (n % 8 / 2) + 2 * (n % 32 / 8) + n % 2
         };
         g * self.n_padded + permuted
     }
 
-    /// Permutes and pads `[G, N]` scales.
+    /// Permutes and pads the scales `[G, N]` of a weight.
     ///
     /// # Errors
-    /// [`FormatError::Length`] where there are not G * N of them.
+    /// [`FormatError::Length`] if the number of scales is not G * N.
     pub fn pack(&self, scales: &Scales) -> Result<Scales, FormatError> {
         Ok(match scales {
             Scales::F16(values) => Scales::F16(self.pack_values(values)?),
@@ -104,7 +104,7 @@ impl ScaleLayout {
     /// Undoes [`pack`](Self::pack).
     ///
     /// # Errors
-    /// [`FormatError::Length`] where there are not [`len`](Self::len) of them.
+    /// [`FormatError::Length`] if the number of scales is not [`len`](Self::len).
     pub fn unpack(&self, packed: &Scales) -> Result<Scales, FormatError> {
         Ok(match packed {
             Scales::F16(values) => Scales::F16(self.unpack_values(values)?),
@@ -113,11 +113,11 @@ impl ScaleLayout {
         })
     }
 
-    /// Permutes and pads any `[G, N]` values that go with the scales, such as zero points; padding
-    /// is `T::default()`.
+    /// Permutes and pads any values `[G, N]` that go with the scales, such as zero points. The
+    /// padding is `T::default()`.
     ///
     /// # Errors
-    /// [`FormatError::Length`] where there are not G * N of them.
+    /// [`FormatError::Length`] if the number of values is not G * N.
     pub fn pack_values<T: Copy + Default>(&self, values: &[T]) -> Result<Vec<T>, FormatError> {
         self.check(
             "the scales",
@@ -134,7 +134,7 @@ impl ScaleLayout {
     /// Undoes [`pack_values`](Self::pack_values).
     ///
     /// # Errors
-    /// [`FormatError::Length`] where there are not [`len`](Self::len) of them.
+    /// [`FormatError::Length`] if the number of values is not [`len`](Self::len).
     pub fn unpack_values<T: Copy>(&self, packed: &[T]) -> Result<Vec<T>, FormatError> {
         self.check("the scales in Marlin layout", self.len(), packed.len())?;
         Ok(gather(packed, [self.groups, self.n], |g, n| {
@@ -157,7 +157,7 @@ impl ScaleLayout {
     }
 }
 
-/// Gathers values `[rows, columns]` from the positions in `values` that `place` returns.
+/// Gathers values `[rows, columns]` from `values`, each from the index that `place` returns.
 pub(crate) fn gather<T: Copy>(
     values: &[T],
     [rows, columns]: [usize; 2],

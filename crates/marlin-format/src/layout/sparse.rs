@@ -1,28 +1,31 @@
 //! The tile layout of 2:4 weights for the sparse tensor cores.
 
 use super::{MarlinLayout, MetadataLayout, TileExtents, WordIndex};
-use crate::{Bits, FormatError};
+use crate::{FormatError, WeightValue};
 
-/// Kept values in [`MarlinLayout`], and metadata as `mma.sp` takes them from a warp's lanes.
+/// The tile layout of a 2:4 weight: the kept values in [`MarlinLayout`], and the metadata as
+/// `mma.sp` reads them from the lanes of a warp.
 ///
-/// Of rows `4i..4i + 4` the two kept values are stored rows `2i` and `2i + 1`: a weight `[K/2, N]`,
-/// in the tiles and chunks of [`MarlinLayout::in_chunks`]. A chunk is 128 rows of K by 64 columns,
-/// of which 64 rows are stored. The fragment A of `mma.sp.m16n8k32` is that of `mma.m16n8k16` on
-/// stored rows, so a tile of 16 stored rows (of 8 bits two tiles of 8), 32 of K, is multiplied by
-/// one `mma.sp` for each of its four sub-tiles of 16 columns.
+/// The two kept values of rows `4i..4i + 4` are stored rows `2i` and `2i + 1`. The stored rows form
+/// a weight `[K/2, N]` in the tiles and chunks of [`MarlinLayout::in_chunks`]. A chunk is 128 rows
+/// of K by 64 columns, of which 64 rows are stored. Fragment A of `mma.sp.m16n8k32` is that of
+/// `mma.m16n8k16` on stored rows. A tile of 16 stored rows (for 8 bits, two tiles of 8) covers 32
+/// rows of K. The tile is multiplied by one `mma.sp` for each of its four sub-tiles of 16 columns.
 ///
-/// **Metadata**, words `[K/64, 2N]`, row-major, tiles of 64 rows of K by 64 columns: 128 words,
-/// four for each lane, one 16-byte load a lane. One register of a warp holds the metadata of 32
-/// rows for two sub-tiles: `mma.sp` with sparsity selector 0 takes those of lanes 0 and 1 of every
-/// four, with selector 1 those of lanes 2 and 3. With `groupID = lane / 4`, `s = lane % 4 / 2` and
-/// `h = lane % 2`, word `2i + p` of a lane holds, for sub-tile `j = 2p + s`:
+/// **Metadata**, words `[K/64, 2N]`, row-major, in tiles of 64 rows of K by 64 columns. A tile is
+/// 128 words: four words for each lane, which the lane loads as 16 bytes. One register of a warp
+/// holds the metadata of 32 rows for two sub-tiles. `mma.sp` with sparsity selector 0 reads the
+/// metadata of lanes 0 and 1 of every four lanes; with selector 1, of lanes 2 and 3. With
+/// `groupID = lane / 4`, `s = lane % 4 / 2` and `h = lane % 2`, word `2i + p` of a lane holds, for
+/// sub-tile `j = 2p + s`:
 ///
 /// | nibble | rows of K in the tile | column in the tile |
 /// |---|---|---|
 /// | 0 to 3 | `32i + 16h + 4 nibble`, and the three after it | `16j + groupID` |
 /// | 4 to 7 | `32i + 16h + 4 (nibble - 4)`, and the three after it | `16j + groupID + 8` |
 ///
-/// Lanes of a word, by rows and column of the sub-tile, for `s = 0`; two more for `s = 1`:
+/// The lanes that hold a word, by rows and column of the sub-tile, for `s = 0`. For `s = 1`, the
+/// lane is two higher:
 ///
 /// | k \ n | 0, 8 | 1, 9 | 2, 10 | ... | 7, 15 |
 /// |---|---|---|---|---|---|
@@ -30,8 +33,8 @@ use crate::{Bits, FormatError};
 /// | 16 to 31 | lane 1 | lane 5 | lane 9 | ... | lane 29 |
 ///
 /// Source: PTX ISA, "Sparse matrix storage" and "Matrix Fragments for sparse mma.m16n8k32 with .f16
-/// and .bf16 types". `wgmma.mma_async.sp.m64nNk32` with A in registers takes the same from each of
-/// its four warps.
+/// and .bf16 types". `wgmma.mma_async.sp.m64nNk32` with A in registers reads the same fragments
+/// from each of its four warps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SparseLayout {
     k: usize,
@@ -41,19 +44,19 @@ pub struct SparseLayout {
 impl SparseLayout {
     /// The layout of a weight with `k` input features before pruning, and `n` output features,
     /// padded to whole chunks of 128 x 64.
-    pub fn new(k: usize, n: usize, bits: Bits) -> Self {
+    pub fn new(k: usize, n: usize, bits: WeightValue) -> Self {
         Self {
             k,
             values: MarlinLayout::in_chunks(k / 2, n, bits),
         }
     }
 
-    /// The layout of the kept values `[K/2, N]`.
+    /// Returns the layout of the kept values `[K/2, N]`.
     pub fn values(&self) -> MarlinLayout {
         self.values
     }
 
-    /// Rows and columns of the metadata's words.
+    /// Returns the number of rows and columns of the words of the metadata.
     pub fn metadata_shape(&self) -> [usize; 2] {
         [
             self.values.k_padded() / 32,
@@ -61,14 +64,14 @@ impl SparseLayout {
         ]
     }
 
-    /// Words of the metadata in all.
+    /// Returns the total number of words of the metadata.
     pub fn metadata_words(&self) -> usize {
         let [rows, columns] = self.metadata_shape();
         rows.saturating_mul(columns)
     }
 
-    /// Returns the index of the nibble of rows `4 * four..4 * four + 4` of column `n`, padding
-    /// included.
+    /// Returns the index of the metadata nibble of rows `4 * four..4 * four + 4` of column `n`,
+    /// which may be in the padding.
     pub fn metadata_index(&self, four: usize, n: usize) -> WordIndex {
         let tile = (four / 16) * (self.values.n_padded() / 64) + n / 64;
         let (sub_tile, group_id, second_column) = (n % 64 / 16, n % 8, n % 16 / 8);
@@ -77,15 +80,15 @@ impl SparseLayout {
         WordIndex {
             word: 128 * tile + 4 * lane + word,
             slot: 4 * second_column + four % 4,
-            bits: Bits::Four,
+            bits: WeightValue::Int4,
         }
     }
 
-    /// Metadata in [`MetadataLayout`] in this layout: [`metadata_words`](Self::metadata_words)
-    /// words.
+    /// Converts metadata from [`MetadataLayout`] to [`metadata_words`](Self::metadata_words) words
+    /// in this layout.
     ///
     /// # Errors
-    /// [`FormatError::Length`] where `metadata` has another length than that layout.
+    /// [`FormatError::Length`] if the length of `metadata` is not that of the [`MetadataLayout`].
     pub fn pack_metadata(&self, metadata: &[u32]) -> Result<Vec<u32>, FormatError> {
         let (plain, n) = (
             MetadataLayout::new(self.k, self.values.n()),

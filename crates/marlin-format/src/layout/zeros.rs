@@ -1,13 +1,14 @@
 //! The zero points that go with the Marlin tile layout.
 
 use super::{TileExtents, WordIndex};
-use crate::{Bits, FormatError, GroupSize};
+use crate::{FormatError, GroupSize, WeightValue};
 
-/// Words `[G, N/8]`, of 8 bits `[G, N/4]`, row-major: one word, or two, hold the eight zero points
-/// that a lane needs for a tile of 64 columns.
+/// The layout of zero points: words `[G, N/8]` (4 bits) or `[G, N/4]` (8 bits), row-major. One word
+/// (4 bits) or two words (8 bits) hold the eight zero points that a lane needs for a tile of 64
+/// columns.
 ///
-/// A lane dequantises column `groupID = lane / 4` of each of a tile's eight blocks of 8 columns. In
-/// every 64 columns:
+/// A lane dequantises column `groupID = lane / 4` of each of the eight blocks of 8 columns of a
+/// tile. In every 64 columns:
 ///
 /// | word | nibble 0 | 1 | ... | 7 | lanes |
 /// |---|---|---|---|---|---|
@@ -15,10 +16,11 @@ use crate::{Bits, FormatError, GroupSize};
 /// | 1 | column 1 | 9  | ... | 57 | 4..8 |
 /// | 7 | column 7 | 15 | ... | 63 | 28..32 |
 ///
-/// Of 8 bits, words `2i` and `2i + 1` are the two halves of word `i`, with a byte for each nibble.
+/// For 8-bit values, words `2i` and `2i + 1` are the two halves of word `i`, with one byte for each
+/// nibble.
 ///
-/// Groups and columns are padded as [`ScaleLayout`](super::ScaleLayout) pads them; the contents of
-/// padding do not matter, since its scale or its activations are 0.
+/// Groups and columns are padded as in [`ScaleLayout`](super::ScaleLayout). The contents of the
+/// padding do not matter, because the corresponding scale or activations are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ZeroLayout {
     k: usize,
@@ -26,12 +28,12 @@ pub struct ZeroLayout {
     groups: usize,
     groups_padded: usize,
     n_padded: usize,
-    bits: Bits,
+    bits: WeightValue,
 }
 
 impl ZeroLayout {
     /// The layout of the zero points of a weight of `bits` in a tile layout, in groups of `group`.
-    pub fn new(extents: impl Into<TileExtents>, group: GroupSize, bits: Bits) -> Self {
+    pub fn new(extents: impl Into<TileExtents>, group: GroupSize, bits: WeightValue) -> Self {
         let TileExtents {
             k,
             n,
@@ -48,20 +50,20 @@ impl ZeroLayout {
         }
     }
 
-    /// Rows and columns of the words, with padding.
+    /// Returns the number of rows and columns of the words, including padding.
     pub const fn shape(&self) -> [usize; 2] {
         [self.groups_padded, self.n_padded / self.bits.per_word()]
     }
 
-    /// Words in all, with padding.
+    /// Returns the total number of words, including padding.
     pub const fn words(&self) -> usize {
         let [rows, columns] = self.shape();
         rows.saturating_mul(columns)
     }
 
-    /// Returns the index of the zero point of group `g`, column `n`, padding included.
+    /// Returns the index of the zero point of group `g`, column `n`, which may be in the padding.
     pub fn index(&self, g: usize, n: usize) -> WordIndex {
-        // Of a lane's eight, those in a word.
+        // The number of zero points in a word, among the eight of a lane.
         let (per_word, [_, columns]) = (self.bits.per_word(), self.shape());
         let (lane_words, place) = (8 / per_word, n % 64 / 8);
         let word = g * columns + (n / 64 * 8 + n % 8) * lane_words + place / per_word;
@@ -72,10 +74,10 @@ impl ZeroLayout {
         }
     }
 
-    /// Permutes, pads and packs `[G, N]` zero points.
+    /// Permutes, pads and packs the zero points `[G, N]`.
     ///
     /// # Errors
-    /// [`FormatError::Length`] where there are not G * N of them.
+    /// [`FormatError::Length`] if the number of zero points is not G * N.
     pub fn pack(&self, zeros: &[u8]) -> Result<Vec<u32>, FormatError> {
         let (expected, found) = (self.groups.saturating_mul(self.n), zeros.len());
         if found != expected {
@@ -98,7 +100,7 @@ impl ZeroLayout {
     /// Undoes [`pack`](Self::pack).
     ///
     /// # Errors
-    /// [`FormatError::Length`] where there are not [`words`](Self::words) of them.
+    /// [`FormatError::Length`] if the number of words is not [`words`](Self::words).
     pub fn unpack(&self, words: &[u32]) -> Result<Vec<u8>, FormatError> {
         let (expected, found) = (self.words(), words.len());
         if found != expected {

@@ -1,5 +1,5 @@
-//! A weight without its values, and the shapes and dtypes of its tensors, spelled once for files,
-//! records, devices and kernels.
+//! The description of a weight without its values: the shapes and dtypes of its tensors. Files,
+//! records, devices and kernels all use this one definition.
 
 use std::fmt;
 
@@ -9,16 +9,19 @@ use crate::layout::{
     MarlinLayout, MetadataLayout, PlainLayout, ScaleLayout, SparseLayout, TileExtents, ZeroLayout,
 };
 
-/// The layout in which a device holds a weight [K, N]: the one that its kernel reads.
+/// The layout in which a device holds a weight `[K, N]`, which is the layout that the kernel reads.
+///
+/// In the tables, "up" means rounded up.
 ///
 /// | tensor | plain | tile |
 /// |---|---|---|
-/// | words | [K/8 up, N up to a multiple of 8], [`PlainLayout`]; of 8 bits K/4 up | [K/16, 2N], of 8 bits [K/8, 2N], both padded to 64, [`MarlinLayout`] |
+/// | words | [K/8 up, N up to a multiple of 8], [`PlainLayout`]; 8 bits: K/4 up | [K/16, 2N], 8 bits: [K/8, 2N], both padded to 64, [`MarlinLayout`] |
 /// | scales | [G, N] | [G, N], both padded, [`ScaleLayout`] |
-/// | zero points, as many a word as weights | [G, N/8 up]; of 8 bits N/4 up | [G, N/8], of 8 bits [G, N/4], both padded, [`ZeroLayout`] |
+/// | zero points, as many per word as weights | [G, N/8 up]; 8 bits: N/4 up | [G, N/8], 8 bits: [G, N/4], both padded, [`ZeroLayout`] |
 /// | row permutation | `[K]` | `[K]`, the same: stored rows keep their order |
 ///
-/// A [2:4](Sparsity::TwoFour) weight holds the words of its kept values, K/2 rows, and
+/// A [2:4](Sparsity::TwoFour) weight holds the words of its kept values, K/2 rows, and its
+/// metadata:
 ///
 /// | tensor | plain | tile |
 /// |---|---|---|
@@ -43,18 +46,18 @@ impl fmt::Display for WeightLayout {
 /// A weight without its values: its format, its shape [K, N] and the layout of its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightDescriptor {
-    /// The format.
+    /// The format of the weight.
     pub format: WeightFormat,
-    /// K, input features.
+    /// The number of input features (K).
     pub k: usize,
-    /// N, output features.
+    /// The number of output features (N).
     pub n: usize,
     /// The layout of the tensors.
     pub layout: WeightLayout,
 }
 
 impl WeightDescriptor {
-    /// The descriptor of a weight in the plain layout.
+    /// Creates the descriptor of a weight in the plain layout.
     pub fn plain(format: impl Into<WeightFormat>, k: usize, n: usize) -> Self {
         Self {
             format: format.into(),
@@ -64,12 +67,12 @@ impl WeightDescriptor {
         }
     }
 
-    /// The descriptor of the same weight in another layout.
+    /// Returns the descriptor of the same weight in another layout.
     pub fn in_layout(self, layout: WeightLayout) -> Self {
         Self { layout, ..self }
     }
 
-    /// The descriptor of the same weight with the values of another pattern stored.
+    /// Returns the descriptor of the same weight stored with another sparsity pattern.
     pub fn with_sparsity(self, sparsity: Sparsity) -> Self {
         Self {
             format: self.format.with_sparsity(sparsity),
@@ -82,11 +85,11 @@ impl WeightDescriptor {
         self.format.spec
     }
 
-    /// Checks that a weight can have such a shape in its format.
+    /// Checks that a weight in this format can have this shape.
     ///
     /// # Errors
-    /// As [`QuantSpec::check_shape`]; [`FormatError::SparseRows`] and
-    /// [`FormatError::SparsePermuted`] where 2:4 does not allow it.
+    /// The errors of [`QuantSpec::check_shape`]. For 2:4 weights also [`FormatError::SparseRows`]
+    /// and [`FormatError::SparsePermuted`].
     pub fn check(&self) -> Result<(), FormatError> {
         QuantSpec::check_shape(self.k, self.n)?;
         match self.format {
@@ -100,27 +103,28 @@ impl WeightDescriptor {
         }
     }
 
-    /// Rows of K whose values are stored: K, or half of it where the weight is 2:4.
+    /// Returns the number of rows of K whose values are stored: K for a dense weight, K/2 for a 2:4
+    /// weight.
     pub fn stored_rows(&self) -> usize {
         self.format.sparsity.stored_rows(self.k)
     }
 
-    /// The plain layout of the stored values.
+    /// Returns the plain layout of the stored values.
     pub fn plain_layout(&self) -> PlainLayout {
-        PlainLayout::new(self.stored_rows(), self.n, self.spec().bits)
+        PlainLayout::new(self.stored_rows(), self.n, self.spec().value)
     }
 
-    /// The tile layout of the stored values as kernels read them, padded to whole chunks.
+    /// Returns the tile layout of the stored values for kernels, padded to whole chunks.
     pub fn tiles(&self) -> MarlinLayout {
-        MarlinLayout::in_chunks(self.stored_rows(), self.n, self.spec().bits)
+        MarlinLayout::in_chunks(self.stored_rows(), self.n, self.spec().value)
     }
 
-    /// The tile layout of a 2:4 weight, with its metadata.
+    /// Returns the tile layout of a 2:4 weight, including its metadata.
     pub fn sparse_layout(&self) -> SparseLayout {
-        SparseLayout::new(self.k, self.n, self.spec().bits)
+        SparseLayout::new(self.k, self.n, self.spec().value)
     }
 
-    /// K and N with the padding of the tile layout.
+    /// Returns K and N with and without the padding of the tile layout.
     pub fn tile_extents(&self) -> TileExtents {
         match self.format.sparsity {
             Sparsity::Dense => (&self.tiles()).into(),
@@ -128,25 +132,30 @@ impl WeightDescriptor {
         }
     }
 
-    /// The layout of the scales that go with the tile layout.
+    /// Returns the layout of the scales that go with the tile layout.
     pub fn tile_scales(&self) -> ScaleLayout {
-        ScaleLayout::new(self.tile_extents(), self.spec().group)
+        ScaleLayout::new(self.tile_extents(), self.spec().scales.group)
     }
 
-    /// The layout of the zero points that go with the tile layout.
+    /// Returns the layout of the zero points that go with the tile layout.
     pub fn tile_zeros(&self) -> ZeroLayout {
-        ZeroLayout::new(self.tile_extents(), self.spec().group, self.spec().bits)
+        ZeroLayout::new(
+            self.tile_extents(),
+            self.spec().scales.group,
+            self.spec().value,
+        )
     }
 
-    /// Groups along K that the layout holds scales of, those of its padding among them.
+    /// Returns the number of groups along K whose scales the layout holds, including groups in its
+    /// padding.
     pub fn groups(&self) -> usize {
         match self.layout {
-            WeightLayout::Plain => self.spec().group.count(self.k),
+            WeightLayout::Plain => self.spec().scales.group.count(self.k),
             WeightLayout::Tile => self.tile_scales().groups_padded(),
         }
     }
 
-    /// The tensors of the weight: which there are, their shapes and dtypes.
+    /// Returns the shape and dtype of each tensor of the weight.
     pub fn tensors(&self) -> WeightTensors<TensorDescriptor> {
         let Self {
             format:
@@ -167,7 +176,7 @@ impl WeightDescriptor {
                     [words.rows(), words.columns()],
                     metadata.shape(),
                     n,
-                    n.div_ceil(spec.bits.per_word()),
+                    n.div_ceil(spec.value.per_word()),
                 )
             }
             WeightLayout::Tile => {
@@ -182,13 +191,15 @@ impl WeightDescriptor {
         };
         let words_of = |shape| TensorDescriptor::matrix(shape, TensorDtype::Words);
         WeightTensors {
-            words: words_of(words),
+            qweight: words_of(words),
             metadata: (sparsity == Sparsity::TwoFour).then(|| words_of(metadata)),
             scales: TensorDescriptor::matrix(
                 [groups, columns],
-                TensorDtype::Scale(spec.scale_dtype),
+                TensorDtype::Scale(spec.scales.dtype),
             ),
-            zero_points: spec.zero_points.then(|| words_of([groups, zero_points])),
+            zero_points: spec
+                .has_zero_points()
+                .then(|| words_of([groups, zero_points])),
             row_permutation: permuted.then_some(TensorDescriptor::vector(k, TensorDtype::Words)),
         }
     }
@@ -221,14 +232,14 @@ mod tests {
         };
         let (words, scale) = (TensorDtype::Words, TensorDtype::Scale(ScaleDtype::BF16));
         let plain = [
-            ("words", vec![25, 40], words),
+            ("qweight", vec![25, 40], words),
             ("scales", vec![2, 33], scale),
             ("zero_points", vec![2, 5], words),
             ("row_permutation", vec![200], words),
         ];
         assert_eq!(listed(&weight), plain);
         let tile = [
-            ("words", vec![16, 128], words),
+            ("qweight", vec![16, 128], words),
             ("scales", vec![2, 64], scale),
             ("zero_points", vec![2, 8], words),
             ("row_permutation", vec![200], words),
@@ -240,14 +251,14 @@ mod tests {
             33,
         );
         let plain = [
-            ("words", vec![13, 40], words),
+            ("qweight", vec![13, 40], words),
             ("metadata", vec![7, 40], words),
             ("scales", vec![2, 33], scale),
             ("zero_points", vec![2, 5], words),
         ];
         assert_eq!(listed(&sparse), plain);
         let tile = [
-            ("words", vec![8, 128], words),
+            ("qweight", vec![8, 128], words),
             ("metadata", vec![4, 128], words),
             ("scales", vec![2, 64], scale),
             ("zero_points", vec![2, 8], words),
@@ -259,13 +270,13 @@ mod tests {
         assert_eq!(
             listed(&wide),
             [
-                ("words", vec![3, 8], words),
+                ("qweight", vec![3, 8], words),
                 ("scales", vec![1, 7], scale),
                 ("zero_points", vec![1, 2], words)
             ]
         );
         let tile = [
-            ("words", vec![8, 128], words),
+            ("qweight", vec![8, 128], words),
             ("scales", vec![1, 64], scale),
             ("zero_points", vec![1, 16], words),
         ];
@@ -283,8 +294,8 @@ mod tests {
         );
         assert_eq!(weight.get(WeightTensor::ZeroPoints), None);
         assert_eq!(
-            weight.map(|tensor, of| (tensor, of.elements())).words,
-            (WeightTensor::Words, 64)
+            weight.map(|tensor, of| (tensor, of.elements())).qweight,
+            (WeightTensor::Qweight, 64)
         );
     }
 }

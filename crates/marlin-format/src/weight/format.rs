@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Bits, GroupSize, QuantSpec, ScaleDtype, WeightLayout};
+use super::{GroupSize, QuantSpec, ScaleDtype, WeightLayout, WeightValue, ZeroPoint};
 
 /// The pattern of values that a weight does not store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -10,8 +10,9 @@ pub enum Sparsity {
     /// Every value is stored.
     #[default]
     Dense,
-    /// 2:4, the pattern of NVIDIA's sparse tensor cores: of every four rows of K, from a multiple
-    /// of four on, a column stores two values, and which rows they are. The other two are zero.
+    /// The 2:4 pattern of NVIDIA's sparse tensor cores. Of every four rows of K, starting at a
+    /// multiple of four, a column stores two values and the indices of their rows. The other two
+    /// values are zero.
     TwoFour,
 }
 
@@ -19,7 +20,7 @@ impl Sparsity {
     /// All patterns.
     pub const ALL: [Self; 2] = [Self::Dense, Self::TwoFour];
 
-    /// Rows of K whose values are stored, of a weight with `k` input features.
+    /// Returns the number of stored rows of a weight with `k` input features.
     pub const fn stored_rows(self, k: usize) -> usize {
         match self {
             Self::Dense => k,
@@ -37,20 +38,20 @@ impl fmt::Display for Sparsity {
     }
 }
 
-/// The format of a quantised weight, whatever its shape and wherever it lies.
+/// The format of a quantised weight, independent of its shape and layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightFormat {
-    /// Bits, group, zero points and scale dtype.
+    /// The bits, group size, zero points and scale dtype.
     pub spec: QuantSpec,
-    /// True if stored rows are in another order than the input features (act-order).
+    /// True if stored rows are in an order other than that of the input features (act-order).
     pub permuted: bool,
-    /// The values that are stored.
+    /// The pattern of the stored values.
     pub sparsity: Sparsity,
 }
 
-/// The digits of [`WeightFormat::to_code`], each below [`DIGIT`].
+/// The number of digits of [`WeightFormat::to_code`], each below [`DIGIT`].
 const DIGITS: usize = 7;
-/// The base of the code's digits.
+/// The base of the digits of a code.
 const DIGIT: u64 = 16;
 
 const LAYOUTS: [WeightLayout; 2] = [WeightLayout::Plain, WeightLayout::Tile];
@@ -58,7 +59,7 @@ const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleD
 const FLAGS: [bool; 2] = [false, true];
 
 impl WeightFormat {
-    /// The format of a dense weight whose rows are in their natural order.
+    /// Creates the format of a dense weight whose rows are in their natural order.
     pub const fn dense(spec: QuantSpec) -> Self {
         Self {
             spec,
@@ -67,35 +68,29 @@ impl WeightFormat {
         }
     }
 
-    /// The format with or without act-order.
+    /// Returns the format with or without act-order.
     pub const fn with_permutation(self, permuted: bool) -> Self {
         Self { permuted, ..self }
     }
 
-    /// The same with the values of a pattern stored.
+    /// Returns the format with another sparsity pattern.
     pub const fn with_sparsity(self, sparsity: Sparsity) -> Self {
         Self { sparsity, ..self }
     }
 
-    /// The format and a layout as one number, which carries them where only scalars pass. Undone by
-    /// [`from_code`](Self::from_code).
+    /// Encodes the format and a layout as one number, for interfaces that pass only scalars.
+    /// [`from_code`](Self::from_code) is the inverse.
     pub fn to_code(self, layout: WeightLayout) -> u64 {
         let Self {
-            spec:
-                QuantSpec {
-                    bits,
-                    group,
-                    zero_points,
-                    scale_dtype,
-                },
+            spec: QuantSpec { value, scales },
             permuted,
             sparsity,
         } = self;
         let digits: [u64; DIGITS] = [
-            digit(&Bits::ALL, bits),
-            digit(&GroupSize::ALL, group),
-            digit(&FLAGS, zero_points),
-            digit(&SCALE_DTYPES, scale_dtype),
+            digit(&WeightValue::ALL, value),
+            digit(&GroupSize::ALL, scales.group),
+            digit(&ZeroPoint::ALL, scales.zero_point),
+            digit(&SCALE_DTYPES, scales.dtype),
             digit(&FLAGS, permuted),
             digit(&Sparsity::ALL, sparsity),
             digit(&LAYOUTS, layout),
@@ -106,18 +101,18 @@ impl WeightFormat {
             .fold(0, |code, digit| code * DIGIT + digit)
     }
 
-    /// The format and layout of a code; `None` if the number is no code.
+    /// Decodes a format and a layout from a code. Returns `None` if the number is not a valid code.
     pub fn from_code(code: u64) -> Option<(Self, WeightLayout)> {
         let digit = |place: usize| (code / DIGIT.pow(place as u32) % DIGIT) as usize;
         if code >= DIGIT.pow(DIGITS as u32) {
             return None;
         }
-        let spec = QuantSpec {
-            bits: *Bits::ALL.get(digit(0))?,
-            group: *GroupSize::ALL.get(digit(1))?,
-            zero_points: *FLAGS.get(digit(2))?,
-            scale_dtype: *SCALE_DTYPES.get(digit(3))?,
-        };
+        let spec = QuantSpec::new(
+            *WeightValue::ALL.get(digit(0))?,
+            *GroupSize::ALL.get(digit(1))?,
+        )
+        .with_zero_point((*FLAGS.get(digit(2))?).into())
+        .with_scale_dtype(*SCALE_DTYPES.get(digit(3))?);
         let format = Self {
             spec,
             permuted: *FLAGS.get(digit(4))?,
@@ -127,7 +122,7 @@ impl WeightFormat {
     }
 }
 
-/// The place of a value among all of its type.
+/// Returns the index of a value in the list of all values of its type.
 fn digit<T: PartialEq>(all: &[T], value: T) -> u64 {
     all.iter()
         .position(|other| *other == value)
@@ -169,19 +164,16 @@ mod tests {
     #[test]
     fn a_code_is_of_one_format() {
         let mut codes = HashSet::new();
-        for bits in Bits::ALL {
+        for bits in WeightValue::ALL {
             for group in GroupSize::ALL {
                 for (zero_points, permuted) in
                     [(false, false), (false, true), (true, false), (true, true)]
                 {
                     for scale_dtype in SCALE_DTYPES {
                         for layout in LAYOUTS {
-                            let spec = QuantSpec {
-                                bits,
-                                group,
-                                zero_points,
-                                scale_dtype,
-                            };
+                            let spec = QuantSpec::new(bits, group)
+                                .with_zero_point((zero_points).into())
+                                .with_scale_dtype(scale_dtype);
                             for sparsity in Sparsity::ALL {
                                 let format = WeightFormat::dense(spec)
                                     .with_permutation(permuted)

@@ -1,61 +1,62 @@
-//! Weights of the same input features, side by side as one.
+//! Joins of weights with the same input features into one weight.
 
 use crate::layout::{MetadataLayout, PlainLayout};
 use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
 
-/// Weights that cannot be one: each needs a matmul of its own.
+/// The reason why weights cannot be joined and each weight needs a matmul of its own.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// Nothing to join.
+    /// An empty list of weights.
     #[error("there are no weights to join")]
     Empty,
-    /// Weights for other activations.
+    /// Weights with different numbers of input features (K).
     #[error("weight {part} has K = {found}, the first K = {expected}")]
     InputFeatures {
-        /// Index of the weight.
+        /// The index of the weight.
         part: usize,
-        /// K of the first weight.
+        /// The K of the first weight.
         expected: usize,
-        /// K of this one.
+        /// The K of this weight.
         found: usize,
     },
-    /// Weights in different formats.
+    /// Weights with different quantisation.
     #[error("weight {part} is {found}, the first {expected}")]
     Spec {
-        /// Index of the weight.
+        /// The index of the weight.
         part: usize,
         /// The quantisation of the first weight.
         expected: QuantSpec,
         /// The quantisation of this weight.
         found: QuantSpec,
     },
-    /// Act-order weights whose rows are sorted differently: they need the activations in different
+    /// Act-order weights with different row permutations, which need the activations in different
     /// orders.
     #[error("weight {part} has its rows in another order than the first")]
     RowOrder {
-        /// Index of the weight.
+        /// The index of the weight.
         part: usize,
     },
-    /// More output features or elements than a weight may have.
+    /// A joined weight with more output features or elements than a weight may have.
     #[error(transparent)]
     Format(#[from] FormatError),
 }
 
 impl PlainWeight {
-    /// One weight [K, N1 + N2 + ..] with the columns of `parts` side by side. Its product is that
-    /// of each part, bit for bit. It is 2:4 where all parts are; among dense ones a 2:4 part
-    /// becomes dense.
+    /// Joins `parts` into one weight `[K, N1 + N2 + ..]` with the columns of the parts side by
+    /// side. The product with the joined weight equals the products with the parts, bit for bit.
+    /// The joined weight is 2:4 if all parts are 2:4. Otherwise every 2:4 part is converted to
+    /// dense.
     ///
     /// # Errors
-    /// A [`JoinError`] where the parts differ in K, in how they are quantised, or in the order of
-    /// their rows.
+    /// A [`JoinError`] if the parts differ in K, in their quantisation, or in their row
+    /// permutation.
     pub fn join(parts: &[&PlainWeight]) -> Result<PlainWeight, JoinError> {
         Self::join_in(parts, |words| vec![0; words])
     }
 
-    /// The same in memory of the caller's: `memory` returns the requested number of words, with any
-    /// contents.
+    /// Joins `parts` as [`join`](Self::join) does, in memory of the caller. `memory` returns the
+    /// requested number of words, with any contents.
     pub(crate) fn join_in(
         parts: &[&PlainWeight],
         memory: impl FnOnce(usize) -> Vec<u32>,
@@ -96,15 +97,15 @@ impl PlainWeight {
             .fold(0usize, |sum, part| sum.saturating_add(part.n()));
         QuantSpec::check_shape(k, n)?;
 
-        let groups = spec.group.count(k);
-        let layout = PlainLayout::new(first.sparsity().stored_rows(k), n, spec.bits);
-        let mut words = memory(layout.words());
+        let groups = spec.scales.group.count(k);
+        let layout = PlainLayout::new(first.sparsity().stored_rows(k), n, spec.value);
+        let mut qweight = memory(layout.words());
         join_words(
-            &mut words,
+            &mut qweight,
             layout.columns(),
             parts,
-            PlainWeight::words,
-            spec.bits.padding_word(),
+            PlainWeight::qweight,
+            spec.value.padding_word(),
         );
         let metadata = first.metadata().map(|_| {
             let mut metadata = vec![0; MetadataLayout::new(k, n).words()];
@@ -138,14 +139,14 @@ impl PlainWeight {
             }
         };
         let zero_points = spec
-            .zero_points
+            .has_zero_points()
             .then(|| side_by_side(parts, groups, |part| part.zero_points().unwrap_or_default()));
         let row_permutation = first.row_permutation().map(<[u32]>::to_vec);
         Ok(PlainWeight::new(PlainParts {
             k,
             n,
             spec,
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
@@ -154,7 +155,7 @@ impl PlainWeight {
     }
 }
 
-/// Fills rows of `columns` words with the rows of every part, which have padding of their own.
+/// Fills rows of `columns` words with the rows of every part. Each part has padding of its own.
 fn join_words(
     words: &mut [u32],
     columns: usize,
@@ -173,7 +174,7 @@ fn join_words(
     }
 }
 
-/// The values `[groups, N]` of every part, row by row.
+/// Concatenates the values `[groups, N]` of every part, row by row.
 fn side_by_side<'a, T: Copy + 'a>(
     parts: &[&'a PlainWeight],
     groups: usize,

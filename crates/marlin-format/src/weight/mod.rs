@@ -1,5 +1,4 @@
-//! Quantised weights on the host: the format, the parts and the values of a weight, and the
-//! operations on them.
+//! Quantised weights on the host: their formats, tensors and values, and the operations on weights.
 //!
 //! | type | describes |
 //! |---|---|
@@ -27,6 +26,6 @@ pub(crate) use plain::position;
 pub use plain::{PlainParts, PlainWeight};
 pub use quantize::quantize_rtn;
 pub use scales::Scales;
-pub use spec::{Bits, GroupSize, QuantSpec, ScaleDtype};
+pub use spec::{GroupSize, QuantSpec, ScaleDtype, ScaleSpec, WeightValue, ZeroPoint};
 pub use tensors::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
 pub use two_four::{check_two_four, expand_two_four, prune_two_four, quantize, quantize_two_four};

@@ -1,39 +1,39 @@
-//! The one form that every file format and device layout converts to and from.
+//! The common form, to and from which every file format and device layout converts.
 
 use rayon::prelude::*;
 use std::fmt;
 
 use super::{Scales, Sparsity, WeightDescriptor, WeightFormat};
 use crate::layout::{MetadataLayout, PlainLayout};
-use crate::{Bits, FormatError, QuantSpec, ScaleDtype};
+use crate::{FormatError, QuantSpec, ScaleDtype, WeightValue};
 
 /// The parts of a [`PlainWeight`], not yet checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlainParts {
-    /// K, input features.
+    /// The number of input features (K).
     pub k: usize,
-    /// N, output features.
+    /// The number of output features (N).
     pub n: usize,
     /// The quantisation of the weight.
     pub spec: QuantSpec,
     /// The stored values in [`PlainLayout`], padding the midpoint of the spec's bits: K rows, or
     /// K/2 of a 2:4 weight.
-    pub words: Vec<u32>,
+    pub qweight: Vec<u32>,
     /// The rows of a 2:4 weight's stored values, in [`MetadataLayout`]; `None` where the weight is
     /// dense.
     pub metadata: Option<Vec<u32>>,
-    /// `[G, N]`, row-major.
+    /// The scales `[G, N]`, row-major.
     pub scales: Scales,
-    /// `[G, N]`, row-major, 0..=15 or 0..=255 as the spec's bits are; present exactly if the spec
-    /// has zero points.
+    /// The zero points `[G, N]`, row-major, each 0..=15 (4 bits) or 0..=255 (8 bits). Present
+    /// exactly if the spec has zero points.
     pub zero_points: Option<Vec<u8>>,
-    /// `[K]`: stored row `i` is natural input row `row_permutation[i]`. `None` where rows are in
-    /// their natural order.
+    /// The row permutation `[K]`: stored row `i` is natural input row `row_permutation[i]`. `None`
+    /// if rows are in their natural order.
     pub row_permutation: Option<Vec<u32>>,
 }
 
 impl PlainParts {
-    /// The format, shape and layout.
+    /// Returns the format and shape of the parts, in the plain layout.
     fn descriptor(&self) -> WeightDescriptor {
         let sparsity = if self.metadata.is_some() {
             Sparsity::TwoFour
@@ -47,9 +47,9 @@ impl PlainParts {
     }
 
     /// Undoes [`PlainWeight::zero_point_words`] of a weight with `n` output features.
-    pub fn zero_points_of_words(words: &[u32], n: usize, bits: Bits) -> Vec<u8> {
+    pub fn zero_points_of_words(words: &[u32], n: usize, bits: WeightValue) -> Vec<u8> {
         let per_word = bits.per_word();
-        let zero = |word: u32, slot: usize| (word >> (bits.count() * slot)) as u8 & bits.max();
+        let zero = |word: u32, slot: usize| (word >> (bits.bits() * slot)) as u8 & bits.max();
         let row = |words: &[u32]| {
             (0..n)
                 .map(|column| zero(words[column / per_word], column % per_word))
@@ -62,43 +62,48 @@ impl PlainParts {
     }
 }
 
-/// A 4-bit or 8-bit weight `[K, N]`, checked.
+/// A checked 4-bit or 8-bit weight `[K, N]`.
 ///
 /// `weight[row][n] = scale[g][n] * (q - z)`, with `q` in 0..=15 or 0..=255 and `z` the zero point
-/// of the group, the [midpoint](crate::Bits::midpoint) 8 or 128 where the spec is symmetric.
+/// of the group, the [midpoint](crate::WeightValue::midpoint) 8 or 128 where the spec is symmetric.
 ///
-/// **Act-order.** With a row permutation the rows are stored sorted by group: stored row `i`
+/// **Act-order.** With a row permutation, the rows are stored sorted by group: stored row `i`
 /// belongs to group `i / rows(K)` and is natural input row `row_permutation[i]`. A product gathers
 /// the activations in the same order: `x'[i] = x[row_permutation[i]]`.
 ///
-/// **2:4.** With metadata two of every four rows of a column are stored, in order: stored row `i`
-/// is one of rows `4 (i / 2)..4 (i / 2) + 4`. The other two have the value of the zero point, which
-/// is a weight of 0. Groups count all rows.
+/// **2:4.** With metadata, two of every four rows of a column are stored, in order: stored row `i`
+/// is one of rows `4 (i / 2)..4 (i / 2) + 4`. The other two rows have the value of the zero point,
+/// which is a weight of 0. Group sizes count all rows, not only stored rows.
 #[derive(Clone, PartialEq)]
 pub struct PlainWeight {
     pub(super) parts: PlainParts,
 }
 
 impl PlainWeight {
-    /// Checks `parts`: sizes against the spec, finite scales of the spec's dtype, zero points that
-    /// the spec's bits hold exactly where the spec says them, padding, that the row permutation
-    /// names every row once, and metadata two rows in order.
+    /// Creates a weight from `parts` after checking these conditions:
+    ///
+    /// * Sizes match the spec.
+    /// * Scales are finite and have the spec's dtype.
+    /// * Zero points are present exactly if the spec has zero points, and fit in the spec's bits.
+    /// * Padding is the midpoint.
+    /// * The row permutation names every row once.
+    /// * Metadata name two rows in ascending order.
     ///
     /// # Errors
-    /// A [`FormatError`] with the condition that does not hold, and the position.
+    /// A [`FormatError`] that names the violated condition and, where there is one, the position.
     pub fn new(parts: PlainParts) -> Result<Self, FormatError> {
         let PlainParts {
             k,
             n,
             spec,
-            ref words,
+            ref qweight,
             ref scales,
             ..
         } = parts;
         let descriptor = parts.descriptor();
         descriptor.check()?;
         let layout = descriptor.plain_layout();
-        let per_group = spec.group.count(k) * n;
+        let per_group = spec.scales.group.count(k) * n;
         let length = |what, expected, found| match found == expected {
             true => Ok(()),
             false => Err(FormatError::Length {
@@ -110,12 +115,12 @@ impl PlainWeight {
             }),
         };
 
-        length("the packed weight", layout.words(), words.len())?;
-        if let Some(word) = layout.bad_padding(words) {
+        length("the packed weight", layout.words(), qweight.len())?;
+        if let Some(word) = layout.bad_padding(qweight) {
             return Err(FormatError::Padding {
                 word,
-                found: words[word],
-                bits: spec.bits,
+                found: qweight[word],
+                bits: spec.value,
             });
         }
 
@@ -131,9 +136,9 @@ impl PlainWeight {
             }
         }
 
-        if scales.dtype() != spec.scale_dtype {
+        if scales.dtype() != spec.scales.dtype {
             return Err(FormatError::ScaleDtypeMismatch {
-                expected: spec.scale_dtype,
+                expected: spec.scales.dtype,
                 found: scales.dtype(),
             });
         }
@@ -146,13 +151,13 @@ impl PlainWeight {
             });
         }
 
-        match (&parts.zero_points, spec.zero_points) {
+        match (&parts.zero_points, spec.has_zero_points()) {
             (None, false) => {}
             (None, true) => return Err(FormatError::MissingZeroPoints),
             (Some(_), false) => return Err(FormatError::UnexpectedZeroPoints),
             (Some(zero_points), true) => {
                 length("the zero points", per_group, zero_points.len())?;
-                let max = spec.bits.max();
+                let max = spec.value.max();
                 if let Some(index) = position(zero_points, |zero_point| zero_point > max) {
                     return Err(FormatError::ZeroPoint {
                         group: index / n,
@@ -171,28 +176,28 @@ impl PlainWeight {
         Ok(Self { parts })
     }
 
-    /// The parts, to change them or to move them elsewhere without a copy.
+    /// Returns the parts without a copy.
     pub fn into_parts(self) -> PlainParts {
         self.parts
     }
 
-    /// The weight with its scales rounded to another dtype, or as it is where one of them is too
-    /// large for that dtype.
+    /// Rounds the scales to another dtype. Returns the weight unchanged if a scale is too large for
+    /// that dtype.
     pub fn with_scales_in(mut self, dtype: ScaleDtype) -> Self {
         let scales = Scales::from_f32(&self.parts.scales.to_f32(), dtype);
         if scales.first_not_finite().is_none() {
             self.parts.scales = scales;
-            self.parts.spec.scale_dtype = dtype;
+            self.parts.spec.scales.dtype = dtype;
         }
         self
     }
 
-    /// K, input features.
+    /// Returns K, the number of input features.
     pub fn k(&self) -> usize {
         self.parts.k
     }
 
-    /// N, output features.
+    /// Returns N, the number of output features.
     pub fn n(&self) -> usize {
         self.parts.n
     }
@@ -202,47 +207,47 @@ impl PlainWeight {
         self.parts.spec
     }
 
-    /// The format, shape and layout.
+    /// Returns the format and shape of the weight, in the plain layout.
     pub fn descriptor(&self) -> WeightDescriptor {
         self.parts.descriptor()
     }
 
-    /// The pattern of the stored values.
+    /// Returns the pattern of the stored values.
     pub fn sparsity(&self) -> Sparsity {
         self.descriptor().format.sparsity
     }
 
     /// The packed values, in [`layout`](Self::layout).
-    pub fn words(&self) -> &[u32] {
-        &self.parts.words
+    pub fn qweight(&self) -> &[u32] {
+        &self.parts.qweight
     }
 
-    /// The rows of a 2:4 weight's stored values, in [`MetadataLayout`]; `None` where the weight is
-    /// dense.
+    /// Returns the metadata of a 2:4 weight in [`MetadataLayout`], which name the rows of the
+    /// stored values. `None` for a dense weight.
     pub fn metadata(&self) -> Option<&[u32]> {
         self.parts.metadata.as_deref()
     }
 
-    /// The scales, `[G, N]` row-major.
+    /// Returns the scales, `[G, N]` row-major.
     pub fn scales(&self) -> &Scales {
         &self.parts.scales
     }
 
-    /// The zero points, `[G, N]` row-major, each 0..=15 or 0..=255; `None` if the spec is
+    /// Returns the zero points, `[G, N]` row-major, each 0..=15 or 0..=255. `None` if the spec is
     /// symmetric.
     pub fn zero_points(&self) -> Option<&[u8]> {
         self.parts.zero_points.as_deref()
     }
 
-    /// The zero points in words [G, N/8 up], of 8 bits [G, N/4 up], the first in the lowest bits:
-    /// as the plain layout holds them.
+    /// Returns the zero points as packed words, as in the plain layout: `[G, N/8]` (4 bits) or
+    /// `[G, N/4]` (8 bits), rounded up. The first zero point is in the lowest bits.
     pub fn zero_point_words(&self) -> Option<Vec<u32>> {
-        let bits = self.spec().bits;
+        let bits = self.spec().value;
         let word = |zeros: &[u8]| {
             zeros
                 .iter()
                 .rev()
-                .fold(0, |word, &zero| word << bits.count() | u32::from(zero))
+                .fold(0, |word, &zero| word << bits.bits() | u32::from(zero))
         };
         self.zero_points().map(|zeros| {
             zeros
@@ -252,29 +257,29 @@ impl PlainWeight {
         })
     }
 
-    /// `[K]`: the natural input row of each stored row; `None` where rows are stored in their
+    /// Returns the natural input row of each stored row, `[K]`. `None` if rows are stored in their
     /// natural order.
     pub fn row_permutation(&self) -> Option<&[u32]> {
         self.parts.row_permutation.as_deref()
     }
 
-    /// Returns the layout of the values in [`words`](Self::words): that of K rows, or of the K/2
-    /// that a 2:4 weight stores.
+    /// Returns the layout of the values in [`qweight`](Self::qweight), with K rows, or K/2 rows for
+    /// a 2:4 weight.
     pub fn layout(&self) -> PlainLayout {
         self.descriptor().plain_layout()
     }
 
-    /// The quantised value at a stored row and a column, 0..=15 or 0..=255.
+    /// Returns the quantised value at a stored row and a column, 0..=15 or 0..=255.
     ///
     /// # Panics
     /// Panics if `stored_row` or `column` is outside the padded weight.
     pub fn q(&self, stored_row: usize, column: usize) -> u8 {
         self.layout()
             .index(stored_row, column)
-            .read(&self.parts.words)
+            .read(&self.parts.qweight)
     }
 
-    /// The weight in f32, `[K, N]` row-major, rows in their natural order.
+    /// Returns the weight in f32, `[K, N]` row-major, with rows in their natural order.
     pub fn dequantize(&self) -> Vec<f32> {
         if self.parts.metadata.is_some() {
             return self.to_dense().dequantize();
@@ -283,14 +288,14 @@ impl PlainWeight {
             k,
             n,
             spec,
-            ref words,
+            ref qweight,
             ..
         } = self.parts;
-        let group_rows = spec.group.rows(k);
+        let group_rows = spec.scales.group.rows(k);
         let layout = self.layout();
-        let max = u32::from(spec.bits.max());
+        let max = u32::from(spec.value.max());
         let scales = self.parts.scales.to_f32();
-        let midpoint = f32::from(spec.bits.midpoint());
+        let midpoint = f32::from(spec.value.midpoint());
         // The stored row of each natural one.
         let stored_rows = self.parts.row_permutation.as_ref().map(|permutation| {
             let mut stored = vec![0; k];
@@ -310,7 +315,7 @@ impl PlainWeight {
                     .map_or(natural, |stored| stored[natural]);
                 let group = stored / group_rows * n;
                 let start = layout.index(stored, 0);
-                let (packed, shift) = (&words[start.word..][..n], start.shift());
+                let (packed, shift) = (&qweight[start.word..][..n], start.shift());
                 let values =
                     row.iter_mut().zip(packed).zip(&scales[group..]).map(
                         |((value, word), scale)| (value, ((word >> shift) & max) as f32, scale),
@@ -329,18 +334,18 @@ impl PlainWeight {
         weight
     }
 
-    /// Bytes that this form takes: packed words and metadata with their padding, scales, zero
+    /// Bytes that this form takes: packed values and metadata with their padding, scales, zero
     /// points (a byte each) and row permutation.
     pub fn size_bytes(&self) -> usize {
         let PlainParts {
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
             row_permutation,
             ..
         } = &self.parts;
-        size_of_val(words.as_slice())
+        size_of_val(qweight.as_slice())
             + metadata
                 .as_ref()
                 .map_or(0, |metadata| size_of_val(metadata.as_slice()))
@@ -351,18 +356,18 @@ impl PlainWeight {
                 .map_or(0, |permutation| size_of_val(permutation.as_slice()))
     }
 
-    /// Bits for each of the K * N weights, as files and devices hold them: there a zero point takes
-    /// the spec's bits, here a byte.
+    /// Returns the number of bits for each of the K * N weights in files and on devices. There a
+    /// zero point takes the spec's bits; in this form it takes a byte.
     pub fn bits_per_weight(&self) -> f64 {
         let zero_points = self.parts.zero_points.as_ref().map_or(0, Vec::len);
-        let saved = (8 - self.parts.spec.bits.count()) * zero_points;
+        let saved = (8 - self.parts.spec.value.bits()) * zero_points;
         (8.0 * self.size_bytes() as f64 - saved as f64)
             / (self.parts.k as f64 * self.parts.n as f64)
     }
 }
 
 impl fmt::Debug for PlainWeight {
-    /// The shape and the spec: the values of a layer are too many to read.
+    /// Formats the shape and the spec only, because the values of a layer are too many to read.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PlainWeight")
             .field("k", &self.parts.k)
@@ -374,8 +379,8 @@ impl fmt::Debug for PlainWeight {
     }
 }
 
-/// The first value that `is_bad`. All are judged before it is looked for: without a branch for
-/// each, many are at a time.
+/// Returns the index of the first value for which `is_bad` returns true. A first pass tests all
+/// values without a branch for each value, so that the pass can be vectorised.
 pub(crate) fn position<T: Copy>(values: &[T], is_bad: impl Fn(T) -> bool) -> Option<usize> {
     match values.iter().fold(false, |any, &value| any | is_bad(value)) {
         true => values.iter().position(|&value| is_bad(value)),

@@ -1,10 +1,10 @@
-//! Round to nearest: the quantiser that needs no data.
+//! Round-to-nearest quantisation, which needs no calibration data.
 
 use crate::layout::PlainLayout;
 use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
 
-/// Quantises `weight` (`[K, N]` row-major, f32) by rounding every value to the nearest of its
-/// group's levels, sixteen or 256, ties to even.
+/// Quantises `weight` (`[K, N]` row-major, f32) by rounding every value to the nearest of the 16 or
+/// 256 levels of its group, ties to even.
 ///
 /// With `top` the largest value, 15 or 255, and `mid` the midpoint, 8 or 128:
 ///
@@ -13,13 +13,14 @@ use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
 ///   clamp(round(-min / scale), 0, top)`, `q = clamp(round(w / scale) + z, 0, top)`.
 ///
 /// The scale is rounded to the spec's dtype first, so that values are rounded to the levels that
-/// will be read back. It is never below that dtype's smallest positive number: a group of zeros is
-/// stored exactly, and no scale divides by 0. [`PlainWeight::underflows`] counts the groups of
-/// smaller ones.
+/// will be read back. The scale is never below the smallest positive number of its dtype (for f32,
+/// the smallest normal number). A group of zeros is therefore stored exactly, and no value is
+/// divided by 0. [`PlainWeight::underflows`] counts the groups whose scale is too small for the
+/// dtype.
 ///
 /// # Errors
-/// [`QuantSpec::check_shape`]'s; [`FormatError::Length`] where `weight` does not have K * N values;
-/// [`FormatError::NonFiniteWeight`]; [`FormatError::ScaleOverflow`].
+/// The errors of [`QuantSpec::check_shape`]; [`FormatError::Length`] if `weight` does not have K *
+/// N values; [`FormatError::NonFiniteWeight`]; [`FormatError::ScaleOverflow`].
 pub fn quantize_rtn(
     weight: &[f32],
     k: usize,
@@ -36,12 +37,12 @@ pub fn quantize_rtn(
             found: weight.len(),
         });
     }
-    let layout = PlainLayout::new(k, n, spec.bits);
-    let (top, midpoint) = (f32::from(spec.bits.max()), spec.bits.midpoint());
-    let group_rows = spec.group.rows(k);
-    let mut words = layout.padding();
-    let mut scales = Vec::with_capacity(spec.group.count(k) * n);
-    let mut zero_points = Vec::with_capacity(if spec.zero_points {
+    let layout = PlainLayout::new(k, n, spec.value);
+    let (top, midpoint) = (f32::from(spec.value.max()), spec.value.midpoint());
+    let group_rows = spec.scales.group.rows(k);
+    let mut qweight = layout.padding();
+    let mut scales = Vec::with_capacity(spec.scales.group.count(k) * n);
+    let mut zero_points = Vec::with_capacity(if spec.has_zero_points() {
         scales.capacity()
     } else {
         0
@@ -54,21 +55,21 @@ pub fn quantize_rtn(
         let mut offsets = Vec::with_capacity(n);
         for (column, (&low, &high)) in low.iter().zip(&high).enumerate() {
             let exact = spec.exact_scale(low, high);
-            let scale = spec.scale_dtype.round_scale(exact);
+            let scale = spec.scales.dtype.round_scale(exact);
             if scale.is_infinite() {
                 return Err(FormatError::ScaleOverflow {
                     row: first_row,
                     column,
                     value: exact,
-                    dtype: spec.scale_dtype,
+                    dtype: spec.scales.dtype,
                 });
             }
-            let zero_point = if spec.zero_points {
+            let zero_point = if spec.has_zero_points() {
                 (-low / scale).round_ties_even().clamp(0.0, top)
             } else {
                 f32::from(midpoint)
             };
-            if spec.zero_points {
+            if spec.has_zero_points() {
                 zero_points.push(zero_point as u8);
             }
             group_scales.push(scale);
@@ -78,12 +79,12 @@ pub fn quantize_rtn(
         for (i, row) in rows.chunks_exact(n).enumerate() {
             let row_in_weight = first_row + i;
             let start = layout.index(row_in_weight, 0);
-            let packed = &mut words[start.word..][..n];
+            let packed = &mut qweight[start.word..][..n];
             for (((word, value), scale), offset) in
                 packed.iter_mut().zip(row).zip(&group_scales).zip(&offsets)
             {
                 let q = ((value / scale).round_ties_even() + offset).clamp(0.0, top) as u32;
-                // The slot still holds the padding's midpoint, which this replaces by q.
+                // The slot still holds the midpoint of the padding, which this XOR replaces by q.
                 *word ^= (q ^ u32::from(midpoint)) << start.shift();
             }
         }
@@ -94,16 +95,16 @@ pub fn quantize_rtn(
         k,
         n,
         spec: *spec,
-        words,
+        qweight,
         metadata: None,
-        scales: Scales::from_f32(&scales, spec.scale_dtype),
-        zero_points: spec.zero_points.then_some(zero_points),
+        scales: Scales::from_f32(&scales, spec.scales.dtype),
+        zero_points: spec.has_zero_points().then_some(zero_points),
         row_permutation: None,
     })
 }
 
-/// The least and the greatest value of each column of `rows` (`[group rows, N]`), both with 0 among
-/// the values.
+/// Returns the minimum and the maximum of 0 and the values of each column of `rows`
+/// (`[group rows, N]`).
 fn ranges(rows: &[f32], n: usize, first_row: usize) -> Result<(Vec<f32>, Vec<f32>), FormatError> {
     let (mut low, mut high) = (vec![0.0f32; n], vec![0.0f32; n]);
     let mut finite = true;

@@ -7,11 +7,11 @@ use super::{ScaleDtype, position};
 /// Scales, `[G, N]` row-major: one for each group along K and each output feature.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Scales {
-    /// In f16.
+    /// Scales in f16.
     F16(Vec<f16>),
-    /// In bf16.
+    /// Scales in bf16.
     BF16(Vec<bf16>),
-    /// In f32.
+    /// Scales in f32.
     F32(Vec<f32>),
 }
 
@@ -30,7 +30,7 @@ impl Scales {
         }
     }
 
-    /// The dtype of the scales.
+    /// Returns the dtype of the scales.
     pub fn dtype(&self) -> ScaleDtype {
         match self {
             Self::F16(_) => ScaleDtype::F16,
@@ -53,7 +53,7 @@ impl Scales {
         self.len() == 0
     }
 
-    /// Scale `index` of the row-major `[G, N]`.
+    /// Returns scale `index` of the row-major `[G, N]`, as f32.
     ///
     /// # Panics
     /// Panics if `index` is not below [`len`](Self::len).
@@ -65,7 +65,7 @@ impl Scales {
         }
     }
 
-    /// All of them in f32, which holds every dtype exactly.
+    /// Returns all scales in f32, which represents every scale dtype exactly.
     pub fn to_f32(&self) -> Vec<f32> {
         match self {
             Self::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
@@ -82,7 +82,7 @@ impl Scales {
         }
     }
 
-    /// Their bytes, little-endian.
+    /// Returns the scales as little-endian bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             Self::F16(values) => bytemuck::cast_slice(values),

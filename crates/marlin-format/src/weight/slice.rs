@@ -1,4 +1,4 @@
-//! A part of a weight's input or output features as a weight of its own.
+//! Slices of a weight: some of its input or output features as a new weight.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use crate::FormatError;
 use crate::layout::{MetadataLayout, PlainLayout};
 
 impl PlainWeight {
-    /// The weight of the output features in `columns`: [K, columns].
+    /// Returns the weight of the output features in `columns`, with shape `[K, columns]`.
     ///
     /// # Errors
-    /// [`FormatError::SliceRange`] for an empty range, or one that leaves N.
+    /// [`FormatError::SliceRange`] if the range is empty or extends past N.
     pub fn slice_n(&self, columns: Range<usize>) -> Result<Self, FormatError> {
         check_range("N", &columns, self.n())?;
         let (k, n, spec) = (self.k(), columns.len(), self.spec());
-        // A word holds rows of one column, so words move whole.
+        // A word holds rows of one column, so whole words are copied.
         let of_columns = |from: &[u32], padding: u32| {
             let mut to =
                 vec![padding; from.len() / self.layout().columns() * n.next_multiple_of(8)];
@@ -26,18 +26,18 @@ impl PlainWeight {
             }
             to
         };
-        let words = of_columns(self.words(), spec.bits.padding_word());
+        let qweight = of_columns(self.qweight(), spec.value.padding_word());
         let metadata = self
             .metadata()
             .map(|metadata| of_columns(metadata, MetadataLayout::PADDING_WORD));
-        let groups = spec.group.count(k);
+        let groups = spec.scales.group.count(k);
         let of_group =
             |group: usize| group * self.n() + columns.start..group * self.n() + columns.end;
         Self::new(PlainParts {
             k,
             n,
             spec,
-            words,
+            qweight,
             metadata,
             scales: self.scales().ranges((0..groups).map(of_group)),
             zero_points: self.zero_points().map(|zeros| {
@@ -50,32 +50,33 @@ impl PlainWeight {
         })
     }
 
-    /// The weight of the input features in `rows`: [rows, N]. The sum of the products of all parts
-    /// is that of the whole.
+    /// Returns the weight of the input features in `rows`, with shape `[rows, N]`. The products
+    /// with the parts of a weight add up to the product with the whole weight.
     ///
     /// # Errors
-    /// [`FormatError::SliceRange`] for an empty range, or one that leaves K;
-    /// [`FormatError::SliceGroup`] for one that does not start with a group;
-    /// [`FormatError::SlicePermuted`] for a weight with act-order, of whose groups each part would
-    /// have some rows; [`FormatError::SparseRows`] for a range of a 2:4 weight that starts or ends
-    /// among four rows of which two are kept.
+    /// * [`FormatError::SliceRange`] if the range is empty or extends past K.
+    /// * [`FormatError::SliceGroup`] if the range does not start at the start of a group.
+    /// * [`FormatError::SlicePermuted`] for a weight with act-order, because each part would have
+    ///   some rows of every group.
+    /// * [`FormatError::SparseRows`] for a 2:4 weight if the range starts or ends within four rows
+    ///   of which two are kept.
     pub fn slice_k(&self, rows: Range<usize>) -> Result<Self, FormatError> {
         check_range("K", &rows, self.k())?;
         if self.row_permutation().is_some() {
             return Err(FormatError::SlicePermuted);
         }
         let (k, n, spec) = (rows.len(), self.n(), self.spec());
-        let group_rows = spec.group.rows(self.k());
+        let group_rows = spec.scales.group.rows(self.k());
         // One group over all of K is one group over every part of K.
-        let first = if spec.group == GroupSize::Channel {
+        let first = if spec.scales.group == GroupSize::Channel {
             0
         } else {
             rows.start / group_rows
         };
-        if spec.group != GroupSize::Channel && !rows.start.is_multiple_of(group_rows) {
+        if spec.scales.group != GroupSize::Channel && !rows.start.is_multiple_of(group_rows) {
             return Err(FormatError::SliceGroup {
                 start: rows.start,
-                group: spec.group,
+                group: spec.scales.group,
             });
         }
         if self.metadata().is_some()
@@ -85,15 +86,15 @@ impl PlainWeight {
         }
         let sparsity = self.sparsity();
         let (layout, per_word) = (
-            PlainLayout::new(sparsity.stored_rows(k), n, spec.bits),
-            spec.bits.per_word(),
+            PlainLayout::new(sparsity.stored_rows(k), n, spec.value),
+            spec.value.per_word(),
         );
         let start = sparsity.stored_rows(rows.start);
-        let words = if start.is_multiple_of(per_word) {
-            let mut words =
-                self.words()[start / per_word * layout.columns()..][..layout.words()].to_vec();
-            layout.pad(&mut words);
-            words
+        let qweight = if start.is_multiple_of(per_word) {
+            let mut qweight =
+                self.qweight()[start / per_word * layout.columns()..][..layout.words()].to_vec();
+            layout.pad(&mut qweight);
+            qweight
         } else {
             layout.pack_with(|row, column| self.q(start + row, column))
         };
@@ -110,12 +111,12 @@ impl PlainWeight {
             }
             part
         });
-        let per_group = first * n..(first + spec.group.count(k)) * n;
+        let per_group = first * n..(first + spec.scales.group.count(k)) * n;
         Self::new(PlainParts {
             k,
             n,
             spec,
-            words,
+            qweight,
             metadata,
             scales: self.scales().ranges([per_group.clone()]),
             zero_points: self.zero_points().map(|zeros| zeros[per_group].to_vec()),
@@ -125,7 +126,7 @@ impl PlainWeight {
 }
 
 impl Scales {
-    /// Ranges of the scales, one after the other.
+    /// Returns the scales at the given ranges of indices, concatenated.
     fn ranges(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
         fn gather<T: Copy>(values: &[T], ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<T> {
             ranges

@@ -1,4 +1,5 @@
-//! The quantisation of a weight: one value, carried from a checkpoint's config to the kernel.
+//! The quantisation of a weight as one value, which is passed from the checkpoint's config to the
+//! kernel.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,108 +9,108 @@ use serde::{Deserialize, Serialize};
 
 use crate::FormatError;
 
-/// Width of a weight's integers.
+/// The kind of a quantised value.
 ///
-/// In JSON it is the number that checkpoints' configs hold: 4 or 8.
+/// In JSON it is the number of its bits, as checkpoints' configs hold it: 4 or 8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "i64", into = "i64")]
-pub enum Bits {
-    /// 4 bits: 0..=15.
-    Four,
-    /// 8 bits: 0..=255.
-    Eight,
+pub enum WeightValue {
+    /// An integer of 4 bits, 0..=15.
+    Int4,
+    /// An integer of 8 bits, 0..=255.
+    Int8,
 }
 
-impl Bits {
-    /// Both widths, the narrow one first.
-    pub const ALL: [Bits; 2] = [Self::Four, Self::Eight];
+impl WeightValue {
+    /// Every kind of value, the narrowest first.
+    pub const ALL: [WeightValue; 2] = [Self::Int4, Self::Int8];
 
-    /// Bits of one value.
-    pub const fn count(self) -> usize {
+    /// Returns the number of bits of a value.
+    pub const fn bits(self) -> usize {
         match self {
-            Self::Four => 4,
-            Self::Eight => 8,
+            Self::Int4 => 4,
+            Self::Int8 => 8,
         }
     }
 
-    /// Values in a 32-bit word.
+    /// Returns the number of values in a 32-bit word.
     pub const fn per_word(self) -> usize {
-        32 / self.count()
+        32 / self.bits()
     }
 
-    /// The largest value: 15 or 255.
+    /// Returns the largest value: 15 or 255.
     pub const fn max(self) -> u8 {
         match self {
-            Self::Four => 15,
-            Self::Eight => 255,
+            Self::Int4 => 15,
+            Self::Int8 => 255,
         }
     }
 
-    /// The zero point of a symmetric weight, and the value of padding: 8 or 128.
+    /// Returns the zero point of a symmetric weight, which is also the value of padding: 8 or 128.
     pub const fn midpoint(self) -> u8 {
         self.max() / 2 + 1
     }
 
-    /// A packed word whose every value is the [`midpoint`](Self::midpoint).
+    /// Returns a packed word whose values are all the [`midpoint`](Self::midpoint).
     pub const fn padding_word(self) -> u32 {
         match self {
-            Self::Four => 0x8888_8888,
-            Self::Eight => 0x8080_8080,
+            Self::Int4 => 0x8888_8888,
+            Self::Int8 => 0x8080_8080,
         }
     }
 }
 
-impl TryFrom<i64> for Bits {
+impl TryFrom<i64> for WeightValue {
     type Error = FormatError;
 
     fn try_from(found: i64) -> Result<Self, FormatError> {
         Self::ALL
             .into_iter()
-            .find(|&bits| i64::from(bits) == found)
+            .find(|&value| i64::from(value) == found)
             .ok_or(FormatError::Bits { found })
     }
 }
 
-impl From<Bits> for i64 {
-    fn from(bits: Bits) -> i64 {
-        bits.count() as i64
+impl From<WeightValue> for i64 {
+    fn from(value: WeightValue) -> i64 {
+        value.bits() as i64
     }
 }
 
-impl fmt::Display for Bits {
+impl fmt::Display for WeightValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Four => "int4",
-            Self::Eight => "int8",
+            Self::Int4 => "int4",
+            Self::Int8 => "int8",
         })
     }
 }
 
 /// The number of rows of K (input features) that share one scale in each column (output feature).
 ///
-/// If it does not divide K, the last group is incomplete: K = 344 in groups of 32 is 10 groups and
-/// one of 24 rows.
+/// If the group size does not divide K, the last group is incomplete: K = 344 in groups of 32 is 10
+/// whole groups and one group of 24 rows.
 ///
-/// In JSON it is the number that checkpoints' configs hold: -1, 32, 64 or 128.
+/// The JSON form is the number in the config of a checkpoint: -1, 32, 64 or 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "i64", into = "i64")]
 pub enum GroupSize {
-    /// One group over all of K: one scale for each output channel.
+    /// A single group over all of K: one scale for each output channel.
     Channel,
-    /// 32 rows.
+    /// Groups of 32 rows.
     G32,
-    /// 64 rows.
+    /// Groups of 64 rows.
     G64,
-    /// 128 rows.
+    /// Groups of 128 rows.
     G128,
 }
 
 impl GroupSize {
-    /// Every group size, the largest group first.
+    /// All group sizes, in descending order.
     pub const ALL: [GroupSize; 4] = [Self::Channel, Self::G128, Self::G64, Self::G32];
 
-    /// Rows of K in one group of a weight with `k` input features, `k` itself for
-    /// [`Channel`](Self::Channel). The last group may have fewer.
+    /// Returns the number of rows of K in one group of a weight with `k` input features. For
+    /// [`Channel`](Self::Channel) this is `k`. The last group may have fewer rows.
     pub fn rows(self, k: usize) -> usize {
         match self {
             Self::Channel => k,
@@ -119,7 +120,8 @@ impl GroupSize {
         }
     }
 
-    /// Groups along K of a weight with `k` input features; an incomplete last group counts.
+    /// Returns the number of groups along K of a weight with `k` input features, including an
+    /// incomplete last group.
     pub fn count(self, k: usize) -> usize {
         match self {
             Self::Channel => 1,
@@ -127,7 +129,7 @@ impl GroupSize {
         }
     }
 
-    /// The number that stands for this group size in checkpoints' configs: -1 for
+    /// Returns the number of this group size in the config of a checkpoint: -1 for
     /// [`Channel`](Self::Channel).
     pub fn as_i64(self) -> i64 {
         match self {
@@ -170,7 +172,8 @@ impl fmt::Display for GroupSize {
 impl FromStr for GroupSize {
     type Err = FormatError;
 
-    /// Reads `channel`, `g128` or the number of a config (`-1`, `128`).
+    /// Parses `channel`, `g32`, `g64`, `g128` or the number in a config (for example `-1` or
+    /// `128`).
     fn from_str(text: &str) -> Result<Self, FormatError> {
         Self::ALL
             .into_iter()
@@ -181,7 +184,7 @@ impl FromStr for GroupSize {
     }
 }
 
-/// The dtype that scales are stored in.
+/// The dtype of stored scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScaleDtype {
@@ -189,13 +192,14 @@ pub enum ScaleDtype {
     F16,
     /// bfloat16: the upper half of an f32.
     BF16,
-    /// IEEE 754 binary32, of models that were quantised in f32.
+    /// IEEE 754 binary32, for models that were quantised in f32.
     F32,
 }
 
 impl ScaleDtype {
-    /// Returns `scale` as this dtype holds it, at least its smallest positive number: no scale
-    /// divides by 0. A scale that is too large becomes infinite.
+    /// Rounds `scale` to this dtype. The result is at least the smallest positive number of the
+    /// dtype (the smallest normal number for f32), so that no value is divided by 0. A scale that
+    /// is too large becomes infinite.
     pub fn round_scale(self, scale: f32) -> f32 {
         match self {
             Self::F16 => f16::from_f32(scale)
@@ -204,7 +208,7 @@ impl ScaleDtype {
             Self::BF16 => bf16::from_f32(scale)
                 .max(bf16::MIN_POSITIVE_SUBNORMAL)
                 .to_f32(),
-            // A smaller one would not be divided by without infinity.
+            // Division by a smaller, subnormal scale could overflow to infinity.
             Self::F32 => scale.max(f32::MIN_POSITIVE),
         }
     }
@@ -220,11 +224,49 @@ impl fmt::Display for ScaleDtype {
     }
 }
 
+/// The zero points of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ZeroPoint {
+    /// None: values are symmetric around the [midpoint](WeightValue::midpoint).
+    None,
+    /// An integer for each group, of the width of the values.
+    Integer,
+}
+
+impl ZeroPoint {
+    /// Both kinds of zero points.
+    pub const ALL: [ZeroPoint; 2] = [Self::None, Self::Integer];
+}
+
+impl From<bool> for ZeroPoint {
+    /// Returns [`Integer`](Self::Integer) for true.
+    fn from(has_zero_points: bool) -> Self {
+        if has_zero_points {
+            Self::Integer
+        } else {
+            Self::None
+        }
+    }
+}
+
+/// The scales of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ScaleSpec {
+    /// Rows of K that share a scale.
+    pub group: GroupSize,
+    /// The dtype of the scales.
+    pub dtype: ScaleDtype,
+    /// The zero points beside the scales.
+    pub zero_point: ZeroPoint,
+}
+
 /// The quantisation of a weight.
 ///
 /// `weight[k][n] = scale[g][n] * (q[k][n] - z)` with `q` in 0..=15 (4 bits) or 0..=255 (8 bits);
-/// `z` is the zero point of the group, or 8 or 128, the [midpoint](Bits::midpoint), where the spec
-/// is symmetric.
+/// `z` is the zero point of the group, or 8 or 128, the [midpoint](WeightValue::midpoint), if the
+/// spec is symmetric.
+///
+/// In JSON it is `{"bits": 4, "group": 128, "zero_points": false, "scale_dtype": "f16"}`.
 ///
 /// ```
 /// use marlin_format::{GroupSize, QuantSpec};
@@ -234,58 +276,104 @@ impl fmt::Display for ScaleDtype {
 /// assert_eq!(QuantSpec::int8(GroupSize::Channel).to_string(), "int8 channel f16");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "QuantSpecJson", into = "QuantSpecJson")]
 pub struct QuantSpec {
-    /// Width of the quantised values.
-    pub bits: Bits,
-    /// Rows of K that share a scale.
-    pub group: GroupSize,
-    /// True if every group has a zero point of its own; otherwise symmetric around the midpoint.
-    pub zero_points: bool,
-    /// The dtype of the scales.
-    pub scale_dtype: ScaleDtype,
+    /// The quantised values.
+    pub value: WeightValue,
+    /// The scales and zero points.
+    pub scales: ScaleSpec,
+}
+
+/// A [`QuantSpec`] in JSON.
+#[derive(Serialize, Deserialize)]
+struct QuantSpecJson {
+    bits: WeightValue,
+    group: GroupSize,
+    zero_points: bool,
+    scale_dtype: ScaleDtype,
+}
+
+impl From<QuantSpecJson> for QuantSpec {
+    fn from(json: QuantSpecJson) -> Self {
+        Self::new(json.bits, json.group)
+            .with_zero_point(json.zero_points.into())
+            .with_scale_dtype(json.scale_dtype)
+    }
+}
+
+impl From<QuantSpec> for QuantSpecJson {
+    fn from(spec: QuantSpec) -> Self {
+        Self {
+            bits: spec.value,
+            group: spec.scales.group,
+            zero_points: spec.has_zero_points(),
+            scale_dtype: spec.scales.dtype,
+        }
+    }
 }
 
 impl QuantSpec {
-    /// The largest K or N: kernels and file formats count features in 32 signed bits.
+    /// The largest K or N: kernels and file formats store feature counts in signed 32-bit integers.
     pub const MAX_FEATURES: usize = i32::MAX as usize;
-    /// The largest K * N: kernels count the weights of a matrix in 32 bits.
+    /// The largest K * N: kernels index the elements of a matrix with 32 bits.
     pub const MAX_ELEMENTS: usize = u32::MAX as usize;
 
-    /// Symmetric 4-bit values with f16 scales.
+    /// Creates the spec of symmetric values with f16 scales.
+    pub const fn new(value: WeightValue, group: GroupSize) -> Self {
+        Self {
+            value,
+            scales: ScaleSpec {
+                group,
+                dtype: ScaleDtype::F16,
+                zero_point: ZeroPoint::None,
+            },
+        }
+    }
+
+    /// Creates the spec of symmetric 4-bit integers with f16 scales.
     pub const fn int4(group: GroupSize) -> Self {
-        Self {
-            bits: Bits::Four,
-            group,
-            zero_points: false,
-            scale_dtype: ScaleDtype::F16,
-        }
+        Self::new(WeightValue::Int4, group)
     }
 
-    /// Symmetric 8-bit values with f16 scales.
+    /// Creates the spec of symmetric 8-bit integers with f16 scales.
     pub const fn int8(group: GroupSize) -> Self {
-        Self {
-            bits: Bits::Eight,
-            ..Self::int4(group)
-        }
+        Self::new(WeightValue::Int8, group)
     }
 
-    /// The same with a zero point for every group.
+    /// Returns the spec with other values.
+    pub const fn with_value(self, value: WeightValue) -> Self {
+        Self { value, ..self }
+    }
+
+    /// Returns the spec with another group size.
+    pub const fn with_group(mut self, group: GroupSize) -> Self {
+        self.scales.group = group;
+        self
+    }
+
+    /// Returns the spec with the given kind of zero points.
+    pub const fn with_zero_point(mut self, zero_point: ZeroPoint) -> Self {
+        self.scales.zero_point = zero_point;
+        self
+    }
+
+    /// Returns the spec with an integer zero point for every group.
     pub const fn with_zero_points(self) -> Self {
-        Self {
-            zero_points: true,
-            ..self
-        }
+        self.with_zero_point(ZeroPoint::Integer)
     }
 
-    /// The same with another dtype of the scales.
-    pub const fn with_scale_dtype(self, scale_dtype: ScaleDtype) -> Self {
-        Self {
-            scale_dtype,
-            ..self
-        }
+    /// Returns the spec with another dtype of the scales.
+    pub const fn with_scale_dtype(mut self, dtype: ScaleDtype) -> Self {
+        self.scales.dtype = dtype;
+        self
     }
 
-    /// Checks that a weight can have `k` input and `n` output features, in any format.
+    /// Returns true if every group has a zero point.
+    pub const fn has_zero_points(&self) -> bool {
+        matches!(self.scales.zero_point, ZeroPoint::Integer)
+    }
+
+    /// Checks that a weight of any format can have `k` input and `n` output features.
     ///
     /// # Errors
     /// [`FormatError::Empty`], [`FormatError::TooLarge`], [`FormatError::TooManyElements`].
@@ -315,10 +403,15 @@ impl QuantSpec {
 
 impl fmt::Display for QuantSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let zero_points = if self.zero_points { " zero-points" } else { "" };
+        let Self { value, scales } = self;
+        let zero_points = if self.has_zero_points() {
+            " zero-points"
+        } else {
+            ""
+        };
         f.pad(&format!(
-            "{} {}{zero_points} {}",
-            self.bits, self.group, self.scale_dtype
+            "{value} {}{zero_points} {}",
+            scales.group, scales.dtype
         ))
     }
 }

@@ -1,4 +1,4 @@
-//! The tensors of a weight: which there are, and a value, or a shape and dtype, for each.
+//! The list of the tensors of a weight, and containers with one value per tensor.
 
 use std::fmt;
 
@@ -8,22 +8,22 @@ use super::ScaleDtype;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightTensor {
     /// The packed values.
-    Words,
+    Qweight,
     /// The places of the kept values of a 2:4 weight; absent where it is dense.
     Metadata,
     /// The scales of the groups.
     Scales,
-    /// The packed zero points of the groups; absent where symmetric.
+    /// The packed zero points of the groups; absent if symmetric.
     ZeroPoints,
-    /// The natural row of each stored row; absent where rows are in order.
+    /// The natural row of each stored row; absent if rows are in their natural order.
     RowPermutation,
 }
 
 impl WeightTensor {
-    /// The name in records and messages.
+    /// Returns the name of the tensor in records and messages.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Words => "words",
+            Self::Qweight => "qweight",
             Self::Metadata => "metadata",
             Self::Scales => "scales",
             Self::ZeroPoints => "zero_points",
@@ -38,38 +38,39 @@ impl fmt::Display for WeightTensor {
     }
 }
 
-/// One value for each tensor of a weight: its shape, its buffer, its parameter.
+/// A container with one value for each tensor of a weight, such as a shape, a buffer or a
+/// parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightTensors<T> {
     /// Of the packed values.
-    pub words: T,
+    pub qweight: T,
     /// Of the places of kept values.
     pub metadata: Option<T>,
-    /// Of the scales.
+    /// The value for the scales.
     pub scales: T,
-    /// Of the packed zero points.
+    /// The value for the packed zero points.
     pub zero_points: Option<T>,
-    /// Of the row permutation.
+    /// The value for the row permutation.
     pub row_permutation: Option<T>,
 }
 
 impl<T> WeightTensors<T> {
-    /// The values with their tensors, in the order of the fields.
+    /// Returns an iterator over the tensors and their values, in the order of the fields.
     pub fn iter(&self) -> impl Iterator<Item = (WeightTensor, &T)> {
         self.as_ref().into_iter()
     }
 
-    /// References to the values.
+    /// Returns references to the values.
     pub fn as_ref(&self) -> WeightTensors<&T> {
         let Self {
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
             row_permutation,
         } = self;
         WeightTensors {
-            words,
+            qweight,
             metadata: metadata.as_ref(),
             scales,
             zero_points: zero_points.as_ref(),
@@ -77,36 +78,36 @@ impl<T> WeightTensors<T> {
         }
     }
 
-    /// The value of a tensor; `None` if the weight has no such tensor.
+    /// Returns the value of a tensor, or `None` if the weight has no such tensor.
     pub fn get(&self, tensor: WeightTensor) -> Option<&T> {
         self.iter()
             .find_map(|(other, value)| (other == tensor).then_some(value))
     }
 
-    /// The values that a function makes of these.
+    /// Applies a function to every value.
     pub fn map<U>(self, mut function: impl FnMut(WeightTensor, T) -> U) -> WeightTensors<U> {
         let Ok(mapped) = self
             .try_map(|tensor, value| Ok::<_, std::convert::Infallible>(function(tensor, value)));
         mapped
     }
 
-    /// The values that a function makes of these.
+    /// Applies a fallible function to every value.
     ///
     /// # Errors
-    /// The first error of the function.
+    /// The first error that the function returns.
     pub fn try_map<U, E>(
         self,
         mut function: impl FnMut(WeightTensor, T) -> Result<U, E>,
     ) -> Result<WeightTensors<U>, E> {
         let Self {
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
             row_permutation,
         } = self;
         Ok(WeightTensors {
-            words: function(WeightTensor::Words, words)?,
+            qweight: function(WeightTensor::Qweight, qweight)?,
             metadata: metadata
                 .map(|value| function(WeightTensor::Metadata, value))
                 .transpose()?,
@@ -127,14 +128,14 @@ impl<T> IntoIterator for WeightTensors<T> {
 
     fn into_iter(self) -> Self::IntoIter {
         let Self {
-            words,
+            qweight,
             metadata,
             scales,
             zero_points,
             row_permutation,
         } = self;
         [
-            Some((WeightTensor::Words, words)),
+            Some((WeightTensor::Qweight, qweight)),
             metadata.map(|value| (WeightTensor::Metadata, value)),
             Some((WeightTensor::Scales, scales)),
             zero_points.map(|value| (WeightTensor::ZeroPoints, value)),
@@ -148,18 +149,18 @@ impl<T> IntoIterator for WeightTensors<T> {
 /// The dtype of a tensor of a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TensorDtype {
-    /// 32-bit words, of no sign.
+    /// Unsigned 32-bit words.
     Words,
     /// The dtype of scales.
     Scale(ScaleDtype),
 }
 
-/// Shape and dtype of one tensor of a weight.
+/// The shape and dtype of one tensor of a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TensorDescriptor {
     shape: [usize; 2],
     rank: usize,
-    /// The dtype.
+    /// The dtype of the tensor.
     pub dtype: TensorDtype,
 }
 
@@ -180,17 +181,17 @@ impl TensorDescriptor {
         }
     }
 
-    /// The extents: two, or one of a vector.
+    /// Returns the extents of the tensor: two for a matrix, one for a vector.
     pub fn shape(&self) -> &[usize] {
         &self.shape[..self.rank]
     }
 
-    /// The extents, with a 1 after that of a vector.
+    /// Returns the extents of the tensor as a matrix. The second extent of a vector is 1.
     pub fn matrix_shape(&self) -> [usize; 2] {
         self.shape
     }
 
-    /// Elements in all.
+    /// Returns the total number of elements.
     pub fn elements(&self) -> usize {
         self.shape[0].saturating_mul(self.shape[1])
     }

@@ -1,4 +1,4 @@
-//! 2:4: pruning, and weights that store two of every four values beside those that store all.
+//! 2:4 sparsity: pruning, and conversion between dense weights and 2:4 weights.
 
 use std::borrow::Cow;
 
@@ -7,10 +7,10 @@ use rayon::prelude::*;
 use super::quantize::quantize_rtn;
 use super::{PlainParts, PlainWeight, QuantSpec, Sparsity, WeightDescriptor};
 use crate::layout::{MetadataLayout, PlainLayout};
-use crate::{Bits, FormatError};
+use crate::{FormatError, WeightValue};
 
 impl PlainWeight {
-    /// The same weight with every value stored; a dense one as it is.
+    /// Returns the weight with every value stored. A dense weight is borrowed unchanged.
     pub fn to_dense(&self) -> Cow<'_, Self> {
         match self.metadata() {
             None => Cow::Borrowed(self),
@@ -18,48 +18,49 @@ impl PlainWeight {
         }
     }
 
-    /// The same weight with every value stored; a dense one as it is.
+    /// Converts to a weight with every value stored. A dense weight is returned unchanged.
     pub fn into_dense(self) -> Self {
         let Some(metadata) = self.metadata() else {
             return self;
         };
-        let words = expand_two_four(
+        let qweight = expand_two_four(
             &self.descriptor(),
-            self.words(),
+            self.qweight(),
             metadata,
             self.zero_point_words().as_deref(),
         );
         Self {
             parts: PlainParts {
-                words,
+                qweight,
                 metadata: None,
                 ..self.into_parts()
             },
         }
     }
 
-    /// The same weight as 2:4, one that is that as it is: of every four rows of a column, from a
-    /// multiple of four on, at most two may be other than zero.
+    /// Returns the weight in the 2:4 form. A weight that is already stored as 2:4 is borrowed
+    /// unchanged. Of every four rows of a column, starting at a multiple of four, at most two may
+    /// be nonzero.
     ///
-    /// Where fewer are, rows that come first are stored with them.
+    /// Where fewer than two values are nonzero, the earliest zero rows are stored as well.
     ///
     /// # Errors
-    /// [`FormatError::NotTwoFour`] with the first four rows that do not fit;
+    /// [`FormatError::NotTwoFour`] with the first four rows that violate the pattern;
     /// [`FormatError::SparseRows`] and [`FormatError::SparsePermuted`].
     pub fn to_two_four(&self) -> Result<Cow<'_, Self>, FormatError> {
         if self.metadata().is_some() {
             return Ok(Cow::Borrowed(self));
         }
         self.descriptor().with_sparsity(Sparsity::TwoFour).check()?;
-        let (words, metadata) = match self.spec().bits {
-            Bits::Four => self.compressed::<8>()?,
-            Bits::Eight => self.compressed::<4>()?,
+        let (qweight, metadata) = match self.spec().value {
+            WeightValue::Int4 => self.compressed::<8>()?,
+            WeightValue::Int8 => self.compressed::<4>()?,
         };
         let parts = PlainParts {
             k: self.k(),
             n: self.n(),
             spec: self.spec(),
-            words,
+            qweight,
             metadata: Some(metadata),
             scales: self.scales().clone(),
             zero_points: self.zero_points().map(<[u8]>::to_vec),
@@ -68,7 +69,7 @@ impl PlainWeight {
         Ok(Cow::Owned(Self { parts }))
     }
 
-    /// The words of kept values, and the metadata.
+    /// Returns the words of the kept values, and the metadata.
     fn compressed<const V: usize>(&self) -> Result<(Vec<u32>, Vec<u32>), FormatError> {
         let (k, n, dense) = (self.k(), self.n(), self.layout());
         let (columns, bits) = (dense.columns(), dense.bits);
@@ -79,7 +80,7 @@ impl PlainWeight {
             kept.padding(),
             vec![MetadataLayout::PADDING_WORD; layout.words()],
         );
-        // A task has the 32 rows of a row of metadata.
+        // Each task processes the 32 rows of one row of metadata words.
         let tasks = words
             .par_chunks_mut(16 / V * columns)
             .zip(metadata.par_chunks_exact_mut(columns))
@@ -88,12 +89,12 @@ impl PlainWeight {
             let rows = 32 * block..k.min(32 * block + 32);
             let zeros = zeros_of(&self.descriptor(), rows.start, points.as_deref());
             for four in rows.step_by(4) {
-                let dense = &self.words()[four / V * columns..][..n];
-                let (from, to) = (bits.count() * (four % V), bits.count() * (four / 2 % V));
+                let dense = &self.qweight()[four / V * columns..][..n];
+                let (from, to) = (bits.bits() * (four % V), bits.bits() * (four / 2 % V));
                 let line = &mut words[four % 32 / 2 / V * columns..][..n];
                 for (column, (&dense, word)) in dense.iter().zip(line).enumerate() {
                     let values = (dense ^ zeros[column]) >> from;
-                    let value = |i: usize| (values >> (bits.count() * i)) & u32::from(bits.max());
+                    let value = |i: usize| (values >> (bits.bits() * i)) & u32::from(bits.max());
                     let mask = (0..4).fold(0, |mask, i| mask | u8::from(value(i) != 0) << i);
                     let Some(places) = places(mask) else {
                         return Err(FormatError::NotTwoFour {
@@ -103,8 +104,8 @@ impl PlainWeight {
                         });
                     };
                     let pair = value(usize::from(places & 3))
-                        | value(usize::from(places >> 2)) << bits.count();
-                    let mask = (1u32 << (2 * bits.count())) - 1;
+                        | value(usize::from(places >> 2)) << bits.bits();
+                    let mask = (1u32 << (2 * bits.bits())) - 1;
                     *word = (*word & !(mask << to)) | ((pair ^ (zeros[column] & mask)) << to);
                     let slot = 4 * (four % 32 / 4);
                     metadata[column] =
@@ -116,13 +117,14 @@ impl PlainWeight {
         Ok((words, metadata))
     }
 
-    /// The same weight as 2:4, where it is that and sparse tensor cores take it: rows in their
-    /// natural order, and K a multiple of 32.
+    /// Stores the weight as 2:4 if its values have the 2:4 pattern and the sparse tensor cores
+    /// support the shape. The rows must be in their natural order, and K must be a multiple of 32.
+    /// Any other weight is returned unchanged.
     pub fn as_found(self) -> Self {
         let is_candidate = self.metadata().is_none()
             && self.row_permutation().is_none()
             && self.k().is_multiple_of(32);
-        // Nearly every dense weight fails here, before memory is taken for another form of it.
+        // Nearly every dense weight fails this test, before memory for the 2:4 form is allocated.
         let is_candidate = is_candidate && self.first_rows_fit();
         let found = is_candidate
             .then(|| self.to_two_four().ok())
@@ -131,12 +133,12 @@ impl PlainWeight {
         found.unwrap_or(self)
     }
 
-    /// Returns true if at most two of the first four rows of every column are other than zero, of a
-    /// dense weight of at least four rows.
+    /// Returns true if at most two of the first four rows of every column are nonzero. The weight
+    /// must be dense with at least four rows.
     fn first_rows_fit(&self) -> bool {
         let zero = |column: usize| {
             self.zero_points()
-                .map_or(self.spec().bits.midpoint(), |points| points[column])
+                .map_or(self.spec().value.midpoint(), |points| points[column])
         };
         (0..self.n()).all(|column| {
             (0..4)
@@ -147,25 +149,25 @@ impl PlainWeight {
     }
 }
 
-/// The words of all values of a 2:4 weight in the plain layout, from those of its kept values, its
-/// metadata and its zero points ([`PlainWeight::zero_point_words`]): [`WeightDescriptor::tensors`]
-/// lists their lengths.
+/// Expands a 2:4 weight to the words of all its values in the plain layout. The inputs are the
+/// words of the kept values, the metadata and the zero points ([`PlainWeight::zero_point_words`]).
+/// [`WeightDescriptor::tensors`] lists their lengths.
 ///
 /// # Panics
-/// Panics if a slice is shorter than the descriptor says.
+/// Panics if a slice is shorter than the descriptor requires.
 pub fn expand_two_four(
     descriptor: &WeightDescriptor,
     kept: &[u32],
     metadata: &[u32],
     zero_points: Option<&[u32]>,
 ) -> Vec<u32> {
-    match descriptor.spec().bits {
-        Bits::Four => expanded::<8>(descriptor, kept, metadata, zero_points),
-        Bits::Eight => expanded::<4>(descriptor, kept, metadata, zero_points),
+    match descriptor.spec().value {
+        WeightValue::Int4 => expanded::<8>(descriptor, kept, metadata, zero_points),
+        WeightValue::Int8 => expanded::<4>(descriptor, kept, metadata, zero_points),
     }
 }
 
-/// [`expand_two_four`] of `V` values to a word.
+/// Implements [`expand_two_four`] for `V` values per word.
 fn expanded<const V: usize>(
     descriptor: &WeightDescriptor,
     kept: &[u32],
@@ -198,26 +200,26 @@ fn expanded<const V: usize>(
     words
 }
 
-/// For every column of row `row`, a word whose every value is that of a weight of 0.
+/// Returns a word for every column of row `row`, in which every value represents a weight of 0.
 fn zeros_of(descriptor: &WeightDescriptor, row: usize, zero_points: Option<&[u32]>) -> Vec<u32> {
-    let (n, bits) = (descriptor.n, descriptor.spec().bits);
+    let (n, bits) = (descriptor.n, descriptor.spec().value);
     let columns = descriptor.plain_layout().columns();
     let mut zeros = vec![bits.padding_word(); columns];
     if let Some(points) = zero_points {
         let (per_word, everywhere) = (bits.per_word(), u32::MAX / u32::from(bits.max()));
-        let of_group =
-            &points[row / descriptor.spec().group.rows(descriptor.k) * n.div_ceil(per_word)..];
+        let of_group = &points
+            [row / descriptor.spec().scales.group.rows(descriptor.k) * n.div_ceil(per_word)..];
         for (column, zeros) in zeros[..n].iter_mut().enumerate() {
             *zeros = everywhere
-                * ((of_group[column / per_word] >> (bits.count() * (column % per_word)))
+                * ((of_group[column / per_word] >> (bits.bits() * (column % per_word)))
                     & u32::from(bits.max()));
         }
     }
     zeros
 }
 
-/// The nibble of metadata for four values of which those in `mask` are not zero, lowest bit first;
-/// `None` for more than two.
+/// Returns the metadata nibble for four values. The set bits of `mask`, lowest first, are the
+/// nonzero values. Returns `None` if more than two values are nonzero.
 const fn places(mask: u8) -> Option<u8> {
     Some(match mask {
         0b0000..=0b0011 => 4,
@@ -230,24 +232,24 @@ const fn places(mask: u8) -> Option<u8> {
     })
 }
 
-/// The lower 16 bits of kept values in the word of the `V` values among which they were kept, the
-/// others 0; a nibble for every four of these says which of them the two kept ones are. Without
-/// branches and tables, so that many words go at a time.
+/// Expands the kept values in the lower 16 bits of `kept` to the word of `V` values from which they
+/// were kept; the other values are 0. One nibble for every four values names the two kept values.
+/// The function has no branches or tables, so that the loop over words can be vectorised.
 #[inline]
 fn expand<const V: usize>(kept: u32, nibbles: u32) -> u32 {
     let bits = 32 / V;
-    // The bits of four values, and the lowest bit of every four.
+    // The bits of four values, and the lowest bit of every four values.
     let four = u32::MAX >> (32 - 4 * bits);
     let ones = u32::MAX / four;
-    // Fields of `width` bits to the lowest ones of every four.
+    // Moves fields of `width` bits to the lowest bits of every four values.
     let spread = |fields: u32, width: usize| {
         (0..V / 4).fold(0, |spread, i| {
             spread | (((fields >> (width * i)) & ((1 << width) - 1)) << (4 * bits * i))
         })
     };
     let (pairs, nibbles) = (spread(kept, 2 * bits), spread(nibbles, 4));
-    // Values up by 0 to 3 places: by one where the lower bit of `places` is set, then by two where
-    // the upper one is.
+    // Shifts values up by 0 to 3 positions: by one if the lower bit of `places` is set, then by two
+    // if the upper bit is set.
     let place = |values: u32, places: u32| {
         let odd = (places & ones) * four;
         let values = (values & !odd) | ((values << bits) & odd);
@@ -258,13 +260,13 @@ fn expand<const V: usize>(kept: u32, nibbles: u32) -> u32 {
     place(pairs & value, nibbles) | place((pairs >> bits) & value, nibbles >> 2)
 }
 
-/// Sets to 0 the two smallest values, by magnitude, of every four rows of each column of `weight`
-/// (`[K, N]` row-major): 2:4 pruning that needs no data. Of equal ones, those in later rows. A
-/// weight that is 2:4 keeps all its values.
+/// Prunes `weight` (`[K, N]` row-major) to 2:4 without calibration data: sets the two values of
+/// smallest magnitude to 0 in every four rows of each column. Among values of equal magnitude,
+/// those in later rows are set to 0. A weight that is already 2:4 keeps all its values.
 ///
 /// # Errors
-/// [`FormatError::SparseRows`] where K is not a multiple of 4; [`FormatError::Length`] where
-/// `weight` does not have K * N values.
+/// [`FormatError::SparseRows`] if K is not a multiple of 4; [`FormatError::Length`] if `weight`
+/// does not have K * N values; the errors of [`QuantSpec::check_shape`].
 pub fn prune_two_four(weight: &mut [f32], k: usize, n: usize) -> Result<(), FormatError> {
     check_rows(weight, k, n)?;
     weight
@@ -287,11 +289,11 @@ pub fn prune_two_four(weight: &mut [f32], k: usize, n: usize) -> Result<(), Form
 }
 
 /// Checks that at most two of every four rows of each column of `weight` (`[K, N]` row-major) are
-/// other than 0.
+/// nonzero.
 ///
 /// # Errors
-/// [`FormatError::NotTwoFour`] with the first four rows that do not fit;
-/// [`FormatError::SparseRows`]; [`FormatError::Length`].
+/// [`FormatError::NotTwoFour`] with the first four rows that violate the pattern;
+/// [`FormatError::SparseRows`]; [`FormatError::Length`]; the errors of [`QuantSpec::check_shape`].
 pub fn check_two_four(weight: &[f32], k: usize, n: usize) -> Result<(), FormatError> {
     check_rows(weight, k, n)?;
     for (four, rows) in weight.chunks_exact((4 * n).max(1)).enumerate() {
@@ -326,12 +328,12 @@ fn check_rows(weight: &[f32], k: usize, n: usize) -> Result<(), FormatError> {
     }
 }
 
-/// Rounds `weight` (`[K, N]` row-major, f32) to [all of its values](quantize_rtn), or [prunes
-/// it](quantize_two_four) before; 2:4 in any case where the rounded values
-/// [are](PlainWeight::as_found).
+/// Quantises `weight` (`[K, N]` row-major, f32) to nearest, either [dense](quantize_rtn) or [pruned
+/// to 2:4 first](quantize_two_four). The result is stored as 2:4 in either case if the rounded
+/// values [have that pattern](PlainWeight::as_found).
 ///
 /// # Errors
-/// As both.
+/// The errors of [`quantize_rtn`] and [`quantize_two_four`].
 pub fn quantize(
     weight: Vec<f32>,
     k: usize,
@@ -345,11 +347,11 @@ pub fn quantize(
     }
 }
 
-/// [Prunes](prune_two_four) `weight` (`[K, N]` row-major, f32) and [rounds](quantize_rtn) what is
-/// left, into a 2:4 weight.
+/// [Prunes](prune_two_four) `weight` (`[K, N]` row-major, f32) and [quantises](quantize_rtn) the
+/// pruned values, into a 2:4 weight.
 ///
 /// # Errors
-/// As both.
+/// The errors of [`prune_two_four`] and [`quantize_rtn`].
 pub fn quantize_two_four(
     mut weight: Vec<f32>,
     k: usize,

@@ -1,4 +1,4 @@
-//! Weights that are too small for the dtype of their scales.
+//! Detection of weights that are too small for the dtype of their scales.
 
 use half::{bf16, f16};
 
@@ -6,46 +6,47 @@ use super::spec::{QuantSpec, ScaleDtype};
 use super::{PlainWeight, Scales};
 
 impl QuantSpec {
-    /// The scale of a group with values in `low..=high`, a range that includes 0, before it is
-    /// rounded to its dtype: `max|w| / (top / 2)`, or with zero points `(high - low) / top`, where
-    /// `top` is the largest q, 15 or 255.
+    /// Returns the scale of a group with values in `low..=high`, before rounding to its dtype. The
+    /// range must include 0. The scale is `max|w| / (top / 2)`, or with zero points
+    /// `(high - low) / top`, where `top` is the largest q, 15 or 255.
     pub fn exact_scale(&self, low: f32, high: f32) -> f32 {
-        let top = self.bits.max();
-        match self.zero_points {
+        let top = self.value.max();
+        match self.has_zero_points() {
             // In f64: the range of finite f32 values can be infinite in f32.
             true => ((f64::from(high) - f64::from(low)) / f64::from(top)) as f32,
             false => high.max(-low) / (f32::from(top) / 2.0),
         }
     }
 
-    /// Returns true if a scale is so small that rounding it to its dtype moves the group's
-    /// outermost level by more than half the distance of two levels. In f16 those below 4.5e-7 may
-    /// be (4 bits; 7.6e-6 in 8), and all below 5.6e-8 are.
+    /// Returns true if rounding a scale to its dtype moves the outermost level of the group by more
+    /// than half the distance of two levels. In f16, scales below 4.5e-7 may underflow (4 bits;
+    /// 7.6e-6 for 8 bits), and all scales below 5.6e-8 underflow.
     pub fn scale_underflows(&self, exact: f32) -> bool {
         exact > 0.0
-            && (self.scale_dtype.round_scale(exact) - exact).abs() * f32::from(self.bits.max())
+            && (self.scales.dtype.round_scale(exact) - exact).abs() * f32::from(self.value.max())
                 > exact
     }
 
-    /// No stored scale above it underflowed, whatever part of the exact one it is.
+    /// Returns a bound on stored scales. A group whose stored scale is above the bound did not
+    /// underflow, whatever fraction of the exact scale the stored scale is.
     fn least_sure_scale(&self) -> f32 {
-        let distance = match self.scale_dtype {
+        let distance = match self.scales.dtype {
             ScaleDtype::F16 => f16::MIN_POSITIVE_SUBNORMAL.to_f32(),
             ScaleDtype::BF16 => bf16::MIN_POSITIVE_SUBNORMAL.to_f32(),
             ScaleDtype::F32 => f32::MIN_POSITIVE,
         };
-        (distance * f32::from(self.bits.max()) + distance).max(f32::MIN_POSITIVE)
+        (distance * f32::from(self.value.max()) + distance).max(f32::MIN_POSITIVE)
     }
 }
 
 impl PlainWeight {
-    /// The groups of columns whose [scale underflows](QuantSpec::scale_underflows), of `groups *
-    /// N`: their values are rounded with a larger error than that of the bits, or to 0. `weight`
-    /// gives the float weight [K, N] that this one was quantised from; it is asked for only where a
-    /// scale is small.
+    /// Returns the number of groups, out of G * N, whose [scale
+    /// underflows](QuantSpec::scale_underflows). Values of these groups are rounded with a larger
+    /// error than that of the bit width, or become zero. `weight` returns the float weight `[K, N]`
+    /// from which this weight was quantised. It is called only if a scale is small.
     ///
     /// # Errors
-    /// Those of `weight`. A weight of another shape has no such groups.
+    /// The errors of `weight`. If the float weight has another number of elements, the result is 0.
     pub fn underflows<E>(&self, weight: impl FnOnce() -> Result<Vec<f32>, E>) -> Result<usize, E> {
         let (k, n, spec, sure) = (
             self.k(),
@@ -66,8 +67,8 @@ impl PlainWeight {
             return Ok(0);
         }
         let (rows, mut ranges) = (
-            spec.group.rows(k),
-            vec![[0.0f32; 2]; spec.group.count(k) * n],
+            spec.scales.group.rows(k),
+            vec![[0.0f32; 2]; spec.scales.group.count(k) * n],
         );
         for stored in 0..k {
             let row = self

@@ -1,7 +1,7 @@
 use marlin_format::checkpoint::{
     CheckpointError, Dtype, LayerFormat, TensorData, layer_tensors, read_layer,
 };
-use marlin_format::{Bits, GroupSize, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use marlin_format::{GroupSize, PlainWeight, QuantSpec, ScaleDtype, Scales, WeightValue};
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -11,19 +11,19 @@ use crate::common::{
     rng, tensor, words,
 };
 
-/// The column of each nibble of a word, as AutoAWQ states it.
+/// The column of each nibble of a word, as in AutoAWQ.
 const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 fn interleaved(values: &[u8], n: usize) -> Vec<u8> {
     let reordered: Vec<u8> = (0..values.len())
         .map(|i| values[i / 8 * 8 + ORDER[i % 8]])
         .collect();
-    words(&packed(&reordered, n, Bits::Four))
+    words(&packed(&reordered, n, WeightValue::Int4))
 }
 
 pub fn published(weight: &PlainWeight) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
-    let groups = spec.group.count(k);
+    let groups = spec.scales.group.count(k);
     let mut tensors = vec![
         tensor(
             "qweight",
@@ -33,7 +33,7 @@ pub fn published(weight: &PlainWeight) -> Vec<TensorData> {
         ),
         tensor(
             "scales",
-            spec.scale_dtype.into(),
+            spec.scales.dtype.into(),
             &[groups, n],
             weight.scales().as_bytes(),
         ),
@@ -64,11 +64,11 @@ proptest! {
         let (_folder, checkpoint) = checkpoint(&published(&weight));
         let format = LayerFormat::Awq(spec.with_scale_dtype(ScaleDtype::F16));
         prop_assert_eq!(read_layer(&checkpoint, LAYER, &format).unwrap(), weight);
-        prop_assert_eq!(layer_tensors(&checkpoint, LAYER, &format).len(), 2 + usize::from(spec.zero_points));
+        prop_assert_eq!(layer_tensors(&checkpoint, LAYER, &format).len(), 2 + usize::from(spec.has_zero_points()));
     }
 }
 
-/// K = 9, N = 8, channel-wise: bytes by hand.
+/// Reads a layer of K = 9, N = 8, channel-wise, from hand-written bytes.
 #[test]
 fn a_small_layer_by_hand() {
     let mut rows = vec![0x7531_6420; 8];
@@ -99,7 +99,7 @@ fn a_small_layer_by_hand() {
         [8.0, 12.0, 8.0, 13.0, 10.0, 14.0, 11.0, 15.0]
     );
     // Past K is padding.
-    assert_eq!(weight.words()[9], 0x8888_888c);
+    assert_eq!(weight.qweight()[9], 0x8888_888c);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn inconsistent_layers_are_refused() {
         );
     }
 
-    // Presence of zero points against the config, both ways.
+    // Zero points that are present against the config, and absent against the config.
     let error = changed(&|_| (), QuantSpec::int4(GroupSize::G32)).unwrap_err();
     assert!(
         matches!(error, CheckpointError::UnexpectedZeroPoints { .. }),
@@ -193,8 +193,7 @@ fn inconsistent_layers_are_refused() {
     );
 }
 
-/// GPTQModel writes `zero_point: false` for a symmetric layer, and stores its zero points
-/// nevertheless.
+/// GPTQModel writes `zero_point: false` for a symmetric layer, but stores its zero points.
 #[test]
 fn zero_points_of_a_symmetric_layer_may_be_there_if_each_is_8() {
     let spec = QuantSpec::int4(GroupSize::G32);

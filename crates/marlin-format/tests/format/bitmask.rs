@@ -1,4 +1,4 @@
-//! Float matrices in compressed-tensors' `sparse-24-bitmask`.
+//! Tests of float matrices in compressed-tensors' `sparse-24-bitmask`.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::common::{cases, message};
 
-/// A matrix as the packer splits it: all of its bytes, the stored ones, and the mask.
+/// A matrix as split by the packer: the bytes of all values, the stored values, and the mask.
 struct Matrix {
     dtype: Dtype,
     n: usize,
@@ -58,7 +58,7 @@ impl Matrix {
         matrix
     }
 
-    /// The folder with this matrix as `layer.weight`, and a tensor beside it.
+    /// Writes a folder with this matrix as `layer.weight`, and another tensor.
     fn write(&self, shape: &[i64], shape_dims: Vec<usize>) -> TempDir {
         let shape: Vec<u8> = shape
             .iter()
@@ -140,7 +140,7 @@ fn wrong_matrices_are_refused() {
         "{error}"
     );
 
-    // The third four of row 1, whose half of a byte is the lower one.
+    // The third four values of row 1, whose mask is the lower half of a byte.
     matrix.mask[3] ^= 0b1111;
     matrix.mask[3] |= 0b0111;
     let error = open(&matrix, &[3, 12], vec![2]);
@@ -152,7 +152,7 @@ fn wrong_matrices_are_refused() {
 
 #[test]
 fn tensors_that_are_no_such_matrix_stay_as_they_are() {
-    // Values of 8 bits are those of a quantised layer.
+    // 8-bit values belong to a quantised layer.
     let matrix = Matrix {
         dtype: Dtype::U8,
         n: 1,

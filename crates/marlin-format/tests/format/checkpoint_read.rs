@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::common::{cases, message};
 
-/// A safetensors file, byte by byte.
+/// Returns the bytes of a safetensors file.
 fn file(header: &str, data: &[u8]) -> Vec<u8> {
     [
         &(header.len() as u64).to_le_bytes(),
@@ -22,7 +22,7 @@ fn file(header: &str, data: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// Tensors `a` (f32 [2]) and `b` (i32 [1, 1]), at an odd offset in the file.
+/// Returns a file with the tensors `a` (f32 [2]) and `b` (i32 [1, 1]) at an odd offset.
 fn small_file() -> Vec<u8> {
     let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"I32","shape":[1,1],"data_offsets":[8,12]}} "#;
     assert_eq!(header.len() % 2, 1);
@@ -139,7 +139,7 @@ fn wrong_dtypes_and_shapes_are_refused() {
     assert!(matches!(&error, CheckpointError::MissingTensor { tensor, .. } if tensor == "c"));
 }
 
-/// A change to a valid file: a byte, a cut, an insertion.
+/// Generates a valid file with one change: a changed byte, a cut or an insertion.
 fn mutated() -> impl Strategy<Value = Vec<u8>> {
     let change = (
         any::<prop::sample::Index>(),
@@ -166,8 +166,8 @@ fn mutated() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(cases(600))]
 
-    /// Never a panic, and the same judgement as the `safetensors` crate, wherever that comes to
-    /// one.
+    /// Checks that a mutated file never causes a panic, and is accepted exactly if the
+    /// `safetensors` crate accepts it. A file on which that crate panics must be refused.
     #[test]
     fn mutated_files_never_panic(bytes in mutated()) {
         let opened = open_one(&bytes);

@@ -25,7 +25,7 @@ fn specs() -> [TensorSpec; 3] {
     ]
 }
 
-/// The names in a folder, sorted.
+/// Returns the names in a folder, sorted.
 fn entries(dir: &std::path::Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(dir)
         .unwrap()
@@ -46,7 +46,7 @@ fn a_checkpoint_appears_whole() {
     writer.write_file("config.json", b"{}").unwrap();
     writer.copy_file(&source).unwrap();
     writer.declare(specs()).unwrap();
-    // In another order than declared.
+    // An order other than that of the declaration.
     writer
         .write_tensor("packed", &[1, 2, 3, 4, 5, 6, 7, 8])
         .unwrap();
@@ -73,7 +73,7 @@ fn a_checkpoint_appears_whole() {
             (spec.dtype, &spec.shape[..], &bytes[..])
         );
     }
-    // Readers of PyTorch require this, and aligned tensors.
+    // Readers in PyTorch require the entry `format` and an aligned header.
     let file = fs::read(dir.join("model.safetensors")).unwrap();
     let (header, metadata) = SafeTensors::read_metadata(&file).unwrap();
     assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
@@ -125,7 +125,7 @@ fn targets_in_use_are_refused() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("model");
     fs::create_dir(&dir).unwrap();
-    // Empty: used.
+    // An empty target folder is accepted.
     let mut writer = CheckpointWriter::create(&dir).unwrap();
     writer.declare([]).unwrap();
     writer.finish().unwrap();
@@ -138,7 +138,7 @@ fn targets_in_use_are_refused() {
     );
     assert_eq!(entries(parent.path()), ["model"]);
 
-    // A file.
+    // A target that is a file.
     fs::write(parent.path().join("file"), "").unwrap();
     assert!(matches!(
         CheckpointWriter::create(parent.path().join("file")).unwrap_err(),
@@ -146,7 +146,7 @@ fn targets_in_use_are_refused() {
     ));
     assert!(CheckpointWriter::create("/").is_err());
 
-    // Filled while the checkpoint was written: what is there stays.
+    // A target that is filled while the checkpoint is written keeps its contents.
     let late = parent.path().join("late");
     let mut writer = CheckpointWriter::create(&late).unwrap();
     writer.declare([]).unwrap();

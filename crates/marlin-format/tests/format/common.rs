@@ -1,7 +1,4 @@
-//! Random weights and folders.
-
-#[path = "../../../../tests/src/seed.rs"]
-mod seed;
+//! Helpers for tests: random weights and folders.
 
 use half::{bf16, f16};
 use marlin_format::checkpoint::{
@@ -9,18 +6,22 @@ use marlin_format::checkpoint::{
     read_layer,
 };
 use marlin_format::layout::PlainLayout;
-use marlin_format::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use marlin_format::{
+    GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, WeightValue,
+};
+pub use marlin_testing::rng;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
+use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
-use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
 
-/// The layer that tests write and read.
+/// The name of the layer that tests write and read.
 pub const LAYER: &str = "model.layers.0.mlp.up_proj";
 
-/// A folder with these tensors. It lasts as long as the first of the two.
+/// Writes a folder with these tensors. The folder is deleted when the returned `TempDir` is
+/// dropped.
 pub fn checkpoint(tensors: &[TensorData]) -> (TempDir, Checkpoint) {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("model");
@@ -37,7 +38,7 @@ pub fn checkpoint(tensors: &[TensorData]) -> (TempDir, Checkpoint) {
     (parent, Checkpoint::open(dir).unwrap())
 }
 
-/// A tensor of [`LAYER`].
+/// Creates a tensor of [`LAYER`].
 pub fn tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> TensorData {
     TensorData {
         spec: TensorSpec::new(format!("{LAYER}.{name}"), dtype, shape),
@@ -51,12 +52,12 @@ pub fn words(values: &[u32]) -> Vec<u8> {
 
 /// Values packed into words along the last axis of rows of `columns`, the first lowest; padding is
 /// 0.
-pub fn packed(values: &[u8], columns: usize, bits: Bits) -> Vec<u32> {
+pub fn packed(values: &[u8], columns: usize, bits: WeightValue) -> Vec<u32> {
     let word = |values: &[u8]| {
         values
             .iter()
             .enumerate()
-            .fold(0, |word, (i, &q)| word | u32::from(q) << (bits.count() * i))
+            .fold(0, |word, (i, &q)| word | u32::from(q) << (bits.bits() * i))
     };
     values
         .chunks(columns)
@@ -64,7 +65,7 @@ pub fn packed(values: &[u8], columns: usize, bits: Bits) -> Vec<u32> {
         .collect()
 }
 
-/// The values of a weight with its rows in their natural order, `[K, N]`.
+/// Returns the values of a weight with its rows in their natural order, `[K, N]`.
 pub fn natural_values(weight: &PlainWeight) -> Vec<u8> {
     let (k, n) = (weight.k(), weight.n());
     let mut values = vec![0; k * n];
@@ -77,21 +78,16 @@ pub fn natural_values(weight: &PlainWeight) -> Vec<u8> {
     values
 }
 
-/// The group of each natural row.
+/// Returns the group of each natural row.
 pub fn natural_groups(weight: &PlainWeight) -> Vec<i32> {
     let mut groups = vec![0; weight.k()];
     for stored in 0..weight.k() {
         let natural = weight
             .row_permutation()
             .map_or(stored, |permutation| permutation[stored] as usize);
-        groups[natural] = (stored / weight.spec().group.rows(weight.k())) as i32;
+        groups[natural] = (stored / weight.spec().scales.group.rows(weight.k())) as i32;
     }
     groups
-}
-
-/// A random number generator, whose seed a failing test shows.
-pub fn rng() -> StdRng {
-    StdRng::seed_from_u64(seed::seed())
 }
 
 /// `cases` random cases. A failing one is printed whole, so nothing is kept on disk.
@@ -99,21 +95,20 @@ pub fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases,
         failure_persistence: None,
-        rng_seed: RngSeed::Fixed(seed::seed()),
+        rng_seed: RngSeed::Fixed(marlin_testing::seed()),
         ..ProptestConfig::default()
     }
 }
 
-/// Every way to quantise.
+/// Returns every spec.
 pub fn all_specs() -> impl Iterator<Item = QuantSpec> {
-    Bits::ALL.into_iter().flat_map(|bits| {
+    WeightValue::ALL.into_iter().flat_map(|bits| {
         GroupSize::ALL.into_iter().flat_map(move |group| {
             [false, true].into_iter().flat_map(move |zero_points| {
-                [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32].map(|scale_dtype| QuantSpec {
-                    bits,
-                    group,
-                    zero_points,
-                    scale_dtype,
+                [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32].map(|scale_dtype| {
+                    QuantSpec::new(bits, group)
+                        .with_zero_point((zero_points).into())
+                        .with_scale_dtype(scale_dtype)
                 })
             })
         })
@@ -124,11 +119,12 @@ pub fn any_spec() -> impl Strategy<Value = QuantSpec> {
     prop::sample::select(all_specs().collect::<Vec<_>>())
 }
 
-/// K and N of any size up to 300, and a spec; half of the K are rounded up to whole groups.
+/// Generates K and N of any size below 300, and a spec. Half of the values of K are rounded up to
+/// whole groups.
 pub fn any_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
     (1..300usize, 1..300usize, any_spec(), any::<bool>()).prop_map(|(k, n, spec, whole)| {
         let k = if whole {
-            k.next_multiple_of(spec.group.rows(k))
+            k.next_multiple_of(spec.scales.group.rows(k))
         } else {
             k
         };
@@ -136,18 +132,9 @@ pub fn any_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
     })
 }
 
-/// The same, only of 4 bits, for formats that hold no others.
+/// Generates the same problems with 4 bits only, for formats that support no other width.
 pub fn any_int4_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
-    any_problem().prop_map(|(k, n, spec)| {
-        (
-            k,
-            n,
-            QuantSpec {
-                bits: Bits::Four,
-                ..spec
-            },
-        )
-    })
+    any_problem().prop_map(|(k, n, spec)| (k, n, spec.with_value(WeightValue::Int4)))
 }
 
 pub fn random_parts(
@@ -157,9 +144,9 @@ pub fn random_parts(
     spec: QuantSpec,
     act_order: bool,
 ) -> PlainParts {
-    let max = spec.bits.max();
+    let max = spec.value.max();
     let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
-    let groups = spec.group.count(k) * n;
+    let groups = spec.scales.group.count(k) * n;
     let scales: Vec<f32> = (0..groups).map(|_| rng.random_range(0.001..0.1)).collect();
     let mut permutation: Vec<u32> = (0..k as u32).collect();
     permutation.shuffle(rng);
@@ -167,11 +154,11 @@ pub fn random_parts(
         k,
         n,
         spec,
-        words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| q[row * n + column]),
+        qweight: PlainLayout::new(k, n, spec.value).pack_with(|row, column| q[row * n + column]),
         metadata: None,
-        scales: Scales::from_f32(&scales, spec.scale_dtype),
+        scales: Scales::from_f32(&scales, spec.scales.dtype),
         zero_points: spec
-            .zero_points
+            .has_zero_points()
             .then(|| (0..groups).map(|_| rng.random_range(0..=max)).collect()),
         row_permutation: act_order.then_some(permutation),
     }
@@ -187,18 +174,18 @@ pub fn random_weight(
     PlainWeight::new(random_parts(rng, k, n, spec, act_order)).unwrap()
 }
 
-/// A dense weight of which two of every four rows are zero, at random; sometimes more.
+/// Returns a dense weight in which at least two of every four rows are zero, at random.
 pub fn sparse_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec) -> PlainWeight {
     let weight = random_weight(rng, k, n, spec, false);
     let layout = weight.layout();
     let mut parts = weight.into_parts();
     for row in (0..k).step_by(4) {
         for column in 0..n {
-            let group = row / spec.group.rows(k);
+            let group = row / spec.scales.group.rows(k);
             let zero = parts
                 .zero_points
                 .as_ref()
-                .map_or(spec.bits.midpoint(), |zeros| zeros[group * n + column]);
+                .map_or(spec.value.midpoint(), |zeros| zeros[group * n + column]);
             let first = rng.random_range(0..4);
             let second = (first + rng.random_range(1..4)) % 4;
             for pruned in [first, second]
@@ -207,16 +194,16 @@ pub fn sparse_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec) -> P
             {
                 layout
                     .index(row + pruned, column)
-                    .write(&mut parts.words, zero);
+                    .write(&mut parts.qweight, zero);
             }
         }
     }
     PlainWeight::new(parts).unwrap()
 }
 
-/// Written as `tensors_of` says and read again, a weight is the same; of an act-order one the order
-/// of rows inside a group may change, once. The dtype of scales is the file's, whatever `format`
-/// has.
+/// Checks that a weight written by `tensors_of` is the same when read again. For an act-order
+/// weight, the order of rows within a group may change once. The scale dtype is that of the file,
+/// independent of `format`.
 pub fn comes_back(
     weight: &PlainWeight,
     format: &LayerFormat,
@@ -241,7 +228,7 @@ pub fn comes_back(
     Ok(())
 }
 
-/// `count` scales of 1, 2, 3, ...: all different while below 256 (bf16) or 2048 (f16).
+/// Returns `count` scales 1, 2, 3, ..., which are all different below 256 (bf16) or 2048 (f16).
 pub fn numbered_scales(count: usize, dtype: ScaleDtype) -> Scales {
     match dtype {
         ScaleDtype::F16 => Scales::F16((1..=count).map(|i| f16::from_f32(i as f32)).collect()),
@@ -250,7 +237,7 @@ pub fn numbered_scales(count: usize, dtype: ScaleDtype) -> Scales {
     }
 }
 
-/// An error and its causes, as one text.
+/// Returns the messages of an error and its causes, as one text.
 pub fn message(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes

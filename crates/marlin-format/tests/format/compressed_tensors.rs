@@ -27,7 +27,7 @@ proptest! {
         comes_back(&weight, &LayerFormat::PackQuantized(format), tensors_of)?;
     }
 
-    /// Every value where the format's description says, read from the bytes without this crate.
+    /// Checks every value against the format's description, read from the bytes without this crate.
     #[test]
     fn tensors_hold_what_the_format_says((k, n, spec) in any_problem(), act_order: bool, seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, act_order);
@@ -38,18 +38,18 @@ proptest! {
         let ints = |name| find(name).map(|tensor| from_bytes(&tensor.bytes));
         let (packed, zero_points, group_index) = (ints("weight_packed").unwrap(), ints("weight_zero_point"), ints("weight_g_idx"));
         let scales = &find("weight_scale").unwrap().bytes;
-        let groups = spec.group.count(k);
+        let groups = spec.scales.group.count(k);
         prop_assert_eq!(group_index.is_some(), act_order && groups > 1);
         prop_assert_eq!(&find("weight_shape").unwrap().bytes, &[(n as u64).to_le_bytes(), (k as u64).to_le_bytes()].concat());
 
-        let (per_word, max) = (spec.bits.per_word(), u32::from(spec.bits.max()));
-        let value_of = |word: u32, i: usize| (word >> (spec.bits.count() * (i % per_word))) & max;
+        let (per_word, max) = (spec.value.per_word(), u32::from(spec.value.max()));
+        let value_of = |word: u32, i: usize| (word >> (spec.value.bits() * (i % per_word))) & max;
         for column in 0..n {
             for row in 0..k {
-                let group = group_index.as_ref().map_or(row / spec.group.rows(k), |index| index[row] as usize);
+                let group = group_index.as_ref().map_or(row / spec.scales.group.rows(k), |index| index[row] as usize);
                 let at = column * groups + group;
                 let half = || scales.as_chunks::<2>().0[at];
-                let scale = match spec.scale_dtype {
+                let scale = match spec.scales.dtype {
                     ScaleDtype::F16 => f16::from_le_bytes(half()).to_f32(),
                     ScaleDtype::BF16 => f32::from_bits(u32::from(u16::from_le_bytes(half())) << 16),
                     ScaleDtype::F32 => f32::from_le_bytes(scales.as_chunks::<4>().0[at]),
@@ -68,7 +68,7 @@ proptest! {
     }
 }
 
-/// K = 9, N = 2, channel-wise, with zero points: bytes by hand.
+/// Reads a layer of K = 9, N = 2, channel-wise, with zero points, from hand-written bytes.
 #[test]
 fn a_small_layer_by_hand() {
     let tensors = [
@@ -108,7 +108,7 @@ fn a_small_layer_by_hand() {
         (weight.k(), weight.n(), weight.zero_points().unwrap()),
         (9, 2, &[1, 15][..])
     );
-    assert_eq!(weight.spec().scale_dtype, ScaleDtype::BF16);
+    assert_eq!(weight.spec().scales.dtype, ScaleDtype::BF16);
     let columns = |column: usize| {
         weight
             .dequantize()
@@ -120,10 +120,10 @@ fn a_small_layer_by_hand() {
     assert_eq!(columns(0), [-1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
     assert_eq!(columns(1), [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -7.5]);
     // What the file has past K is not padding of ours.
-    assert_eq!(weight.words()[weight.layout().columns() + 1], 0x8888_8880);
+    assert_eq!(weight.qweight()[weight.layout().columns() + 1], 0x8888_8880);
 }
 
-/// K = 64, N = 1, groups of 32: even rows in group 1, odd rows in group 0.
+/// Reads K = 64, N = 1, groups of 32: even rows in group 1, odd rows in group 0.
 #[test]
 fn activation_order_sorts_rows() {
     let q: Vec<u32> = (0..8)
@@ -210,7 +210,7 @@ fn activation_order_sorts_rows() {
     }
 }
 
-/// K = 40, N = 1, groups of 32: 8 rows in the last group, wherever they are.
+/// Tests K = 40, N = 1, groups of 32: the last group has 8 rows, at any position.
 #[test]
 fn only_the_last_group_may_be_incomplete() {
     let read = |group_index: &[i32]| {
@@ -243,7 +243,7 @@ fn only_the_last_group_may_be_incomplete() {
         let (_folder, checkpoint) = checkpoint(&tensors);
         to_plain(&checkpoint, LAYER, &QuantSpec::int4(GroupSize::G32))
     };
-    // Every q is 9, so that a weight is its group's scale.
+    // Every q is 9, so that a weight equals the scale of its group.
     let scales = |of_group: &dyn Fn(usize) -> i32| -> Vec<f32> {
         (0..40).map(|row| (of_group(row) + 1) as f32).collect()
     };

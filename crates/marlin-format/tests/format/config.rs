@@ -17,7 +17,7 @@ fn configs_come_back() {
             let read = Quantization::from_config(text.as_bytes()).unwrap().unwrap();
             // No config has the scale dtype.
             // No version of the package opens act-order with one group a channel.
-            let act_order = act_order && spec.group != GroupSize::Channel;
+            let act_order = act_order && spec.scales.group != GroupSize::Channel;
             let expected = LayerFormat::PackQuantized(PackQuantizedFormat {
                 spec: spec.with_scale_dtype(ScaleDtype::F16),
                 act_order,

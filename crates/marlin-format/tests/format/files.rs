@@ -1,7 +1,7 @@
 use marlin_format::checkpoint::{FileError, read_file, read_text};
 use std::fs::{self, File};
 
-/// The refusal inside the system's error.
+/// Returns the [`FileError`] inside an error of the operating system.
 fn refused(error: &std::io::Error) -> &FileError {
     error
         .get_ref()
@@ -63,7 +63,7 @@ fn links_are_followed_to_regular_files_alone() {
     assert!(read_file(&path, 4).is_err(), "a link to itself");
 }
 
-/// As the Hugging Face hub's cache lays a model out; and links that an attacker could have packed.
+/// Tests links as in the Hugging Face hub's cache, and links that an attacker could have packed.
 #[cfg(unix)]
 #[test]
 fn links_leave_the_folder_only_in_the_hubs_cache() {
@@ -95,7 +95,7 @@ fn links_leave_the_folder_only_in_the_hubs_cache() {
             "{outside}: {error:?}"
         );
     }
-    // The user may reach the folder itself over a link.
+    // The folder itself may be reached through a link.
     symlink(&snapshot, cache.path().join("main")).unwrap();
     link("../../blobs/feed").unwrap();
     assert_eq!(

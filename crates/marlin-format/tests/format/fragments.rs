@@ -1,28 +1,29 @@
-//! The Marlin layouts checked only against the PTX ISA: the values that each lane must hold for its
-//! `mma.m16n8k16` calls, from the ISA's tables, and those that it gets from the packed words by the
-//! kernels' own masks. Nothing here uses the layouts' index functions.
+//! Tests of the Marlin layouts against the PTX ISA only. The values that each lane must hold for
+//! its `mma.m16n8k16` calls come from the ISA's tables. The values that the lane gets come from the
+//! packed words, with the kernels' masks. These tests do not use the index functions of the
+//! layouts.
 
 use marlin_format::layout::{MarlinLayout, MetadataLayout, ScaleLayout, SparseLayout, ZeroLayout};
-use marlin_format::{Bits, GroupSize, PlainWeight, QuantSpec, ScaleDtype};
+use marlin_format::{GroupSize, PlainWeight, QuantSpec, ScaleDtype, WeightValue};
 
 use crate::common::{numbered_scales, random_weight, rng, sparse_weight};
 
-/// Row and column of element `b<i>` of a lane's B fragment (16 x 8, `.f16`): PTX ISA, "Matrix
-/// Fragments for mma.m16n8k16 with floating point type", multiplicand B.
+/// Returns row and column of element `b<i>` of a lane's B fragment (16 x 8, `.f16`). Source: PTX
+/// ISA, "Matrix Fragments for mma.m16n8k16 with floating point type", multiplicand B.
 fn b_element(lane: usize, i: usize) -> (usize, usize) {
     let (group_id, thread_in_group) = (lane >> 2, lane % 4);
     let row = thread_in_group * 2 + (i & 1) + if i < 2 { 0 } else { 8 };
     (row, group_id)
 }
 
-/// Column of element `c<i>` of a lane's accumulator (16 x 8): the same section, accumulators C and
-/// D.
+/// Returns the column of element `c<i>` of a lane's accumulator (16 x 8). Source: the same section
+/// of the PTX ISA, accumulators C and D.
 fn c_column(lane: usize, i: usize) -> usize {
     (lane % 4) * 2 + (i & 1)
 }
 
-/// The four nibbles of one B fragment as the kernels take them from a word: two f16x2 registers of
-/// (low, high) halves.
+/// Extracts the four nibbles of one B fragment from a word as the kernels do: two f16x2 registers,
+/// each with a low and a high half.
 fn extract(word: u32, fragment: usize) -> [u8; 4] {
     let word = word >> (8 * fragment);
     let first = word & 0x000f_000f;
@@ -93,8 +94,8 @@ fn a_lane_holds_the_b_fragments_of_its_mma_calls() {
     }
 }
 
-/// Grouped scales multiply B fragments: a lane's eight scales of a 16 x 64 tile are one 16-byte
-/// load, in the order of its words and fragments.
+/// Checks that grouped scales match B fragments: a lane's eight scales of a 16 x 64 tile are one
+/// 16-byte load, in the order of the lane's words and fragments.
 #[test]
 fn a_lane_loads_the_scales_of_its_b_fragments() {
     let (k, n, groups) = (96, 192, 3);
@@ -123,8 +124,8 @@ fn a_lane_loads_the_scales_of_its_b_fragments() {
     }
 }
 
-/// Channel-wise scales multiply accumulators: a lane's eight scales of four 16 x 8 accumulators are
-/// one 16-byte load.
+/// Checks that channel-wise scales match accumulators: a lane's eight scales of four 16 x 8
+/// accumulators are one 16-byte load.
 #[test]
 fn a_lane_loads_the_scales_of_its_accumulators() {
     let (k, n) = (64, 192);
@@ -149,8 +150,8 @@ fn a_lane_loads_the_scales_of_its_accumulators() {
     }
 }
 
-/// Row and column in the 16 x 16 matrix A of `mma.m16n8k16` of a lane's element `a{i}`, as the PTX
-/// ISA states them.
+/// Returns row and column of a lane's element `a{i}` in the 16 x 16 matrix A of `mma.m16n8k16`,
+/// according to the PTX ISA.
 fn a_element(lane: usize, i: usize) -> (usize, usize) {
     let (group_id, thread_in_group) = (lane >> 2, lane % 4);
     let row = if i < 2 || (4..6).contains(&i) {
@@ -162,12 +163,12 @@ fn a_element(lane: usize, i: usize) -> (usize, usize) {
     (row, column)
 }
 
-/// A lane's element `a{i}` for the 16 stored rows `step` and columns `64 tile_column + 16 sub_tile`
-/// on, from words in rows of `columns` tiles.
+/// Returns a lane's element `a{i}` for the 16 stored rows `step` and the columns from
+/// `64 tile_column + 16 sub_tile` on. `words` are in rows of `columns` tiles.
 ///
-/// Of 4 bits they are one word, whose register's two values are four nibbles apart. Of 8 bits they
-/// are the word at the same place in two tiles, one below the other: the first has registers 0 and
-/// 1, the second 2 and 3.
+/// In 4 bits, one word holds all elements; the two values of a register are four nibbles apart. In
+/// 8 bits, the words at the same index in two tiles, one below the other, hold the elements. The
+/// first word has registers 0 and 1, the second word has registers 2 and 3.
 fn a_value(
     words: &[u32],
     columns: usize,
@@ -175,18 +176,18 @@ fn a_value(
     lane: usize,
     sub_tile: usize,
     i: usize,
-    bits: Bits,
+    bits: WeightValue,
 ) -> u8 {
     let word =
         |tile_row: usize| words[(tile_row * columns + tile_column) * 128 + 4 * lane + sub_tile];
     match bits {
-        Bits::Four => (word(step) >> (4 * [0, 4, 1, 5, 2, 6, 3, 7][i]) & 15) as u8,
-        Bits::Eight => (word(2 * step + i / 4) >> (8 * (i % 4)) & 255) as u8,
+        WeightValue::Int4 => (word(step) >> (4 * [0, 4, 1, 5, 2, 6, 3, 7][i]) & 15) as u8,
+        WeightValue::Int8 => (word(2 * step + i / 4) >> (8 * (i % 4)) & 255) as u8,
     }
 }
 
-/// The word of a sub-tile, or two, is also one A fragment of the transposed weight: rows of A are
-/// columns of the weight.
+/// Checks that the words of a sub-tile (one word or two) are also one A fragment of the transposed
+/// weight. Rows of A are columns of the weight.
 #[test]
 fn a_lane_holds_the_a_fragment_of_the_transposed_weight() {
     let (k, n) = (64, 128);
@@ -195,7 +196,7 @@ fn a_lane_holds_the_a_fragment_of_the_transposed_weight() {
         QuantSpec::int8(GroupSize::Channel),
     ] {
         let weight = random_weight(&mut rng(), k, n, spec, false);
-        let words = MarlinLayout::in_chunks(k, n, spec.bits)
+        let words = MarlinLayout::in_chunks(k, n, spec.value)
             .pack(&weight)
             .unwrap();
         for (step, tile_column) in
@@ -214,7 +215,7 @@ fn a_lane_holds_the_a_fragment_of_the_transposed_weight() {
                         lane,
                         sub_tile,
                         i,
-                        spec.bits,
+                        spec.value,
                     );
                     assert_eq!(
                         found, expected,
@@ -226,8 +227,8 @@ fn a_lane_holds_the_a_fragment_of_the_transposed_weight() {
     }
 }
 
-/// Zero points go with A fragments: a lane's eight zero points of 64 columns are one word, or of 8
-/// bits two that follow each other, in the order of its sub-tiles and rows of A.
+/// Checks that zero points match A fragments. A lane's eight zero points of 64 columns are one word
+/// (4 bits) or two consecutive words (8 bits), in the order of the sub-tiles and rows of A.
 #[test]
 fn a_lane_loads_the_zero_points_of_its_a_fragments() {
     let (k, n, groups) = (96, 192, 3);
@@ -236,12 +237,12 @@ fn a_lane_loads_the_zero_points_of_its_a_fragments() {
         QuantSpec::int8(GroupSize::G32),
     ] {
         let weight = random_weight(&mut rng(), k, n, spec.with_zero_points(), false);
-        let (zeros, bits) = (weight.zero_points().unwrap(), spec.bits.count());
+        let (zeros, bits) = (weight.zero_points().unwrap(), spec.value.bits());
         // K = 96 is padded to 128: a fourth group.
         let words = ZeroLayout::new(
-            &MarlinLayout::in_chunks(k, n, spec.bits),
+            &MarlinLayout::in_chunks(k, n, spec.value),
             GroupSize::G32,
-            spec.bits,
+            spec.value,
         )
         .pack(zeros)
         .unwrap();
@@ -256,7 +257,7 @@ fn a_lane_loads_the_zero_points_of_its_a_fragments() {
                     let expected = zeros[group * n + 64 * tile_column + 16 * (i / 2) + row];
                     let found = words[first + i * bits / 32] >> (i * bits % 32);
                     assert_eq!(
-                        found as u8 & spec.bits.max(),
+                        found as u8 & spec.value.max(),
                         expected,
                         "{spec}, lane {lane}, sub-tile {}, row {row}",
                         i / 2
@@ -267,18 +268,20 @@ fn a_lane_loads_the_zero_points_of_its_a_fragments() {
     }
 }
 
-/// The nibble of metadata that `mma.sp.m16n8k32` (.f16, .bf16) reads for row `row` of the 16 x 32
-/// matrix A and its columns `4 four..4 four + 4`: PTX ISA, "Matrix Fragments for sparse
-/// mma.m16n8k32 with .f16 and .bf16 types". Of every four lanes, selector 0 takes the registers of
-/// the first two, 1 those of the last two: the first has columns 0 to 15, the second 16 to 31, each
-/// of row groupID in its lower half and of row groupID + 8 in its upper.
+/// Returns the metadata nibble that `mma.sp.m16n8k32` (.f16, .bf16) reads for row `row` of the 16 x
+/// 32 matrix A and its columns `4 four..4 four + 4`. Source: PTX ISA, "Matrix Fragments for sparse
+/// mma.m16n8k32 with .f16 and .bf16 types".
+///
+/// Of every four lanes, selector 0 reads the registers of the first two lanes, selector 1 those of
+/// the last two. The first of these two lanes has columns 0 to 15, the second has columns 16 to 31.
+/// The lower half of a register is row groupID, the upper half is row groupID + 8.
 fn metadata_nibble(registers: &[u32; 32], selector: usize, row: usize, four: usize) -> u8 {
     let lane = 4 * (row % 8) + 2 * selector + four / 4;
     (registers[lane] >> (16 * (row / 8) + 4 * (four % 4)) & 15) as u8
 }
 
-/// Of every `mma.sp` on 32 rows of K by 16 columns of a 2:4 weight: the kept values in the lanes'
-/// fragments A, put where the metadata say, are the weight.
+/// Checks every `mma.sp` on 32 rows of K by 16 columns of a 2:4 weight. The kept values in the
+/// lanes' A fragments, at the positions that the metadata name, must equal the weight.
 #[test]
 fn the_fragments_of_a_sparse_weight_and_its_metadata_are_the_weight() {
     let specs = [
@@ -291,7 +294,7 @@ fn the_fragments_of_a_sparse_weight_and_its_metadata_are_the_weight() {
     {
         let weight = sparse_weight(&mut rng(), k, n, spec);
         let sparse = weight.to_two_four().unwrap();
-        let layout = SparseLayout::new(k, n, spec.bits);
+        let layout = SparseLayout::new(k, n, spec.value);
         let words = layout.values().pack(&sparse).unwrap();
         let metadata = layout.pack_metadata(sparse.metadata().unwrap()).unwrap();
         let columns = layout.values().n_padded() / 64;
@@ -299,7 +302,7 @@ fn the_fragments_of_a_sparse_weight_and_its_metadata_are_the_weight() {
         assert_eq!(
             (words.len(), metadata.len()),
             (
-                steps * columns * 32 * spec.bits.count(),
+                steps * columns * 32 * spec.value.bits(),
                 layout.metadata_words()
             )
         );
@@ -312,7 +315,7 @@ fn the_fragments_of_a_sparse_weight_and_its_metadata_are_the_weight() {
                 let registers: [u32; 32] = std::array::from_fn(|lane| {
                     metadata[4 * lane + 2 * (tile_row % 2) + sub_tile / 2]
                 });
-                let mut a = [[spec.bits.midpoint(); 32]; 16];
+                let mut a = [[spec.value.midpoint(); 32]; 16];
                 for lane in 0..32 {
                     for i in 0..8 {
                         let (row, kept) = a_element(lane, i);
@@ -333,7 +336,7 @@ fn the_fragments_of_a_sparse_weight_and_its_metadata_are_the_weight() {
                             lane,
                             sub_tile,
                             i,
-                            spec.bits,
+                            spec.value,
                         );
                         a[row][kept / 2 * 4 + usize::from(place)] = value;
                     }
@@ -347,7 +350,7 @@ fn the_fragments_of_a_sparse_weight_and_its_metadata_are_the_weight() {
                         let expected = if k_row < k && n_column < n {
                             weight.q(k_row, n_column)
                         } else {
-                            spec.bits.midpoint()
+                            spec.value.midpoint()
                         };
                         assert_eq!(
                             value, expected,

@@ -1,5 +1,5 @@
-//! The fuzz targets of `/fuzz` on mutated valid inputs, from a seed that is printed: 20000 inputs
-//! each, or `MARLIN_FUZZ_INPUTS`.
+//! Runs the fuzz targets of `/fuzz` on mutated valid inputs: 20000 inputs for each target, or
+//! `MARLIN_FUZZ_INPUTS`. The seed is printed.
 
 #[path = "../../../../fuzz/src/errors.rs"]
 mod errors;
@@ -19,8 +19,8 @@ use self::mutate::{JSON, inputs, mutated};
 use self::targets::Folder;
 use crate::common::rng;
 
-/// The tokens written into texts: the words and signs of configs, patterns and headers, and numbers
-/// at edges.
+/// The tokens inserted into texts: words and symbols of configs, patterns and headers, and numbers
+/// that are edge cases.
 const TOKENS: [&str; 31] = [
     "2",
     "4",
@@ -54,10 +54,10 @@ const TOKENS: [&str; 31] = [
     "l.g_idx",
     "shape",
 ];
-/// Bytes of a safetensors file before its header.
+/// The number of bytes of a safetensors file before its header.
 const LENGTH_BYTES: usize = 8;
 
-/// Those, and the signs of JSON.
+/// Returns [`TOKENS`] and the symbols of JSON.
 fn tokens() -> Vec<&'static str> {
     [&JSON[..], &TOKENS].concat()
 }
@@ -71,7 +71,7 @@ fn run(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&mut StdRng, &[u8])
             target(&mut rng, &seeds[seed]);
         }
     };
-    // What is set up once is not growth.
+    // Excludes one-time initialisation from the growth of memory.
     run(inputs.min(1000));
     let before = peak_memory();
     run(inputs);
@@ -81,7 +81,7 @@ fn run(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&mut StdRng, &[u8])
     );
 }
 
-/// `VmHWM` of `/proc/self/status`, where there is one.
+/// Returns `VmHWM` of `/proc/self/status`, or an empty text if there is none.
 fn peak_memory() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status
@@ -90,7 +90,7 @@ fn peak_memory() -> String {
         .map_or("unknown".into(), |size| size.trim().to_string())
 }
 
-/// A safetensors file with changes in its header, and at times in its length or in its data.
+/// Returns a safetensors file with changes in its header, and sometimes in its length or data.
 fn mutated_file(rng: &mut StdRng, file: &[u8]) -> Vec<u8> {
     let (length, rest) = file.split_at(LENGTH_BYTES);
     let (header, data) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
@@ -134,8 +134,8 @@ fn seeds_are_accepted() {
     for seed in &seeds {
         assert!(folder.tensors(seed), "selector {}", seed[0]);
     }
-    // GPTQ in two versions and pack-quantized in every spec, AWQ in eight, Marlin in two, 2:4 under
-    // two names in four.
+    // GPTQ in two versions and pack-quantized, each in 16 specs; AWQ in eight; Marlin in two; 2:4
+    // with two sets of names, in four each.
     assert_eq!(seeds.len(), 3 * 16 + 8 + 2 + 2 * 4);
 }
 
@@ -159,7 +159,7 @@ fn tensor_sets() {
     let folder = Folder::new();
     let (mut inputs, mut read) = (0, 0);
     run("tensors", &seeds::tensor_seeds(), |rng, seed| {
-        // Mostly in the format it was written in.
+        // Mostly the format in which the seed was written.
         let selector = if rng.random_bool(0.9) {
             seed[0]
         } else {
@@ -169,7 +169,7 @@ fn tensor_sets() {
         read += usize::from(folder.tensors(&[&[selector], file.as_slice()].concat()));
         inputs += 1;
     });
-    // Neither all changes are fatal, nor does every one go unseen.
+    // Some mutated layers are still readable, but not most of them.
     assert!(
         (inputs / 100..inputs / 2).contains(&read),
         "{read} of {inputs} were read"

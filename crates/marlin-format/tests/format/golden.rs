@@ -1,26 +1,26 @@
-//! Checkpoints that the formats' own packers wrote, against the packers' own dequantisation:
-//! `tests/golden`, whose README describes how they are made.
+//! Compares checkpoints written by the formats' own packers with the packers' own dequantisation:
+//! `tests/golden`, whose README describes how the files are made.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use marlin_format::checkpoint::{
-    Checkpoint, Dtype, LayerFormat, Part, Quantization, layer_format, layer_tensors, parts,
-    read_layer,
+    Checkpoint, CheckpointEntry, Dtype, LayerFormat, Quantization, entries, layer_format,
+    layer_tensors, read_layer,
 };
 use marlin_format::{PlainWeight, ScaleDtype};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde::Deserialize;
 
-/// An entry of `index.json`.
+/// An entry of `index.json`, one checkpoint.
 #[derive(Deserialize)]
 struct Golden {
     name: String,
-    /// The format of each quantised layer, as [`LayerFormat`] shows it.
+    /// The format of each quantised layer, as displayed by [`LayerFormat`].
     layers: BTreeMap<String, String>,
-    /// The file with the dequantised weights, `[N, K]` in the dtype that the packer computes in.
+    /// The file with the dequantised weights, `[N, K]` in the dtype in which the packer computes.
     expected: String,
 }
 
@@ -33,8 +33,8 @@ fn index() -> Vec<Golden> {
     serde_json::from_slice(&text).unwrap()
 }
 
-/// The bits of `weight` as `[N, K]` in `dtype`, little-endian. In f32 every product is exact, so
-/// there is one rounding, as in the packers.
+/// Returns the bits of `weight` as `[N, K]` in `dtype`, little-endian. In f32 every product is
+/// exact, so there is only one rounding, as in the packers.
 fn bits(weight: &PlainWeight, dtype: Dtype) -> Vec<u8> {
     let values = weight.dequantize();
     let (k, n) = (weight.k(), weight.n());
@@ -75,8 +75,8 @@ fn check(
         Dtype::F32 => ScaleDtype::F32,
         _ => ScaleDtype::F16,
     };
-    if weight.spec().scale_dtype != scales {
-        return Err(format!("has scales in {}", weight.spec().scale_dtype));
+    if weight.spec().scales.dtype != scales {
+        return Err(format!("has scales in {}", weight.spec().scales.dtype));
     }
     let found = bits(&weight, expected.dtype());
     let size = expected.dtype().bitsize() / 8;
@@ -172,9 +172,9 @@ fn the_parts_of_a_checkpoint_are_its_layers_and_the_other_tensors() {
             Quantization::read(&dir).unwrap(),
         );
         let (mut layers, mut names) = (BTreeMap::new(), Vec::new());
-        for part in parts(&checkpoint, quantization.as_ref()).unwrap() {
+        for part in entries(&checkpoint, quantization.as_ref()).unwrap() {
             match part {
-                Part::Layer {
+                CheckpointEntry::Layer {
                     name,
                     format,
                     tensors,
@@ -182,7 +182,7 @@ fn the_parts_of_a_checkpoint_are_its_layers_and_the_other_tensors() {
                     layers.insert(name, format.to_string());
                     names.extend(tensors);
                 }
-                Part::Tensor { name } => names.push(name),
+                CheckpointEntry::Tensor { name } => names.push(name),
             }
         }
         assert_eq!(layers, golden.layers, "{}", golden.name);
@@ -227,7 +227,7 @@ fn every_tensor_belongs_to_a_layer_in_its_format() {
         }
         for name in left {
             let Some(layer) = name.strip_suffix(".weight") else {
-                // Scales of a cache in 8 bits are beside the layers.
+                // Scales of an 8-bit KV cache are stored beside the layers.
                 let of_cache = name.ends_with(".k_scale") || name.ends_with(".v_scale");
                 assert!(
                     name.ends_with(".bias") || of_cache,

@@ -7,7 +7,7 @@ use marlin_format::checkpoint::{
     CheckpointError, Dtype, GptqFormat, GptqVersion, LayerFormat, TensorData, TensorSpec,
     layer_tensors, read_layer,
 };
-use marlin_format::{Bits, FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype};
+use marlin_format::{FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, WeightValue};
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -31,16 +31,16 @@ fn read(tensors: &[TensorData], format: &LayerFormat) -> Result<PlainWeight, Che
     read_layer(&checkpoint, LAYER, format)
 }
 
-/// The tensors that GPTQModel writes, value by value: `qweight` along K, `qzeros` along N with
-/// `stored` for each zero point.
+/// Returns the tensors that GPTQModel writes, value by value: `qweight` packed along K, `qzeros`
+/// packed along N with `stored` applied to each zero point.
 pub fn published(weight: &PlainWeight, stored: impl Fn(u8) -> u8) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
-    let (bits, groups) = (spec.bits, spec.group.count(k));
-    let (values, per_word) = (natural_values(weight), spec.bits.per_word());
+    let (bits, groups) = (spec.value, spec.scales.group.count(k));
+    let (values, per_word) = (natural_values(weight), spec.value.per_word());
     let mut qweight = vec![0u32; k.div_ceil(per_word) * n];
     for (i, &q) in values.iter().enumerate() {
         let (row, column) = (i / n, i % n);
-        qweight[row / per_word * n + column] |= u32::from(q) << (bits.count() * (row % per_word));
+        qweight[row / per_word * n + column] |= u32::from(q) << (bits.bits() * (row % per_word));
     }
     let zero_points = weight
         .zero_points()
@@ -61,7 +61,7 @@ pub fn published(weight: &PlainWeight, stored: impl Fn(u8) -> u8) -> Vec<TensorD
         ),
         tensor(
             "scales",
-            spec.scale_dtype.into(),
+            spec.scales.dtype.into(),
             &[groups, n],
             weight.scales().as_bytes(),
         ),
@@ -77,7 +77,7 @@ pub fn published(weight: &PlainWeight, stored: impl Fn(u8) -> u8) -> Vec<TensorD
 proptest! {
     #![proptest_config(cases(60))]
 
-    /// This crate writes version 2 as published, and reads it back.
+    /// Checks that this crate writes version 2 as published, and reads it.
     #[test]
     fn weights_come_back((k, n, spec) in any_problem(), act_order: bool, seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, act_order);
@@ -89,13 +89,13 @@ proptest! {
         comes_back(&weight, &format(spec.with_scale_dtype(ScaleDtype::F16), GptqVersion::V2), tensors_of)?;
     }
 
-    /// Version 1 is version 2 less 1 in every value of a word of zero points, those of 0 with a
-    /// borrow.
+    /// Checks version 1, which is version 2 minus 1 in every value of a word of zero points. A zero
+    /// point of 0 borrows.
     #[test]
     fn version_1_comes_back((k, n, spec) in any_problem(), act_order: bool, seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, act_order);
         let mut tensors = published(&weight, |zero_point| zero_point);
-        let ones = if spec.bits == Bits::Four { 0x1111_1111 } else { 0x0101_0101 };
+        let ones = if spec.value == WeightValue::Int4 { 0x1111_1111 } else { 0x0101_0101 };
         for word in tensors[1].bytes.as_chunks_mut().0 {
             *word = u32::from_le_bytes(*word).wrapping_sub(ones).to_le_bytes();
         }
@@ -104,10 +104,10 @@ proptest! {
         prop_assert_eq!(back.dequantize(), weight.dequantize());
     }
 
-    /// Without `g_idx` rows lie in their natural order, and K fills the words.
+    /// Without `g_idx`, rows are in their natural order and K fills the words.
     #[test]
     fn group_index_may_be_absent((k, n, spec) in any_problem(), seed: u64) {
-        let k = k.next_multiple_of(spec.bits.per_word());
+        let k = k.next_multiple_of(spec.value.per_word());
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, false);
         let tensors = tensors_of(LAYER, &weight);
         prop_assert_eq!(read(&tensors[..3], &format(spec, GptqVersion::V2)).unwrap(), weight);
@@ -125,7 +125,7 @@ fn inconsistent_layers_are_refused() {
         read(&tensors, &format(spec, GptqVersion::V2)).map(|_| ())
     };
     read(&|_| (), spec).unwrap();
-    // Symmetric weights have zero points in their files, or none: they do not count.
+    // Symmetric weights may have zero points in their files, which are ignored.
     read(&|_| (), QuantSpec::int4(GroupSize::G32)).unwrap();
     read(
         &|tensors| drop(tensors.remove(1)),
@@ -184,7 +184,7 @@ fn inconsistent_layers_are_refused() {
         matches!(&error, CheckpointError::Dtype { tensor, .. } if tensor.ends_with("g_idx")),
         "{error}"
     );
-    // A g_idx that is too short for `qweight`.
+    // A `g_idx` that is too short for `qweight`.
     let error = read(
         &|tensors| tensors[3] = tensor("g_idx", Dtype::I32, &[32], &[0; 128]),
         spec,
@@ -250,7 +250,7 @@ fn inconsistent_layers_are_refused() {
     assert!(layer_tensors(&checkpoint, LAYER, &LayerFormat::Float).is_empty());
 }
 
-/// Scales in f32 are read where f16 or bf16 holds them all.
+/// F32 scales are converted where f16 or bf16 represents all of them exactly.
 #[test]
 fn f32_scales_are_held_in_the_narrowest_dtype_that_is_exact() {
     let spec = QuantSpec::int4(GroupSize::Channel);
@@ -260,7 +260,7 @@ fn f32_scales_are_held_in_the_narrowest_dtype_that_is_exact() {
         tensors[2] = tensor("scales", Dtype::F32, &[1, 2], bytemuck::cast_slice(&scales));
         read(&tensors, &format(spec, GptqVersion::V2))
     };
-    // Eleven bits, which f16 holds and bf16 does not.
+    // A value with eleven significant bits, which f16 represents and bf16 does not.
     let fine = 1.0 + 2.0f32.powi(-10);
     for (scales, dtype) in [
         ([0.5, fine], ScaleDtype::F16),
@@ -270,7 +270,7 @@ fn f32_scales_are_held_in_the_narrowest_dtype_that_is_exact() {
     ] {
         let weight = read(scales).unwrap();
         assert_eq!(
-            (weight.spec().scale_dtype, weight.scales().to_f32()),
+            (weight.spec().scales.dtype, weight.scales().to_f32()),
             (dtype, scales.to_vec())
         );
     }

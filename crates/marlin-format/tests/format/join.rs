@@ -1,10 +1,10 @@
-//! Weights side by side as one.
+//! Tests of joined weights.
 
 use marlin_format::{GroupSize, JoinError, PlainParts, PlainWeight, QuantSpec, ScaleDtype};
 
 use crate::common::{all_specs, random_parts, random_weight, rng};
 
-/// Random weights of these N, all with the row permutation of the first.
+/// Returns random weights with these N, all with the same row permutation.
 fn parts(k: usize, columns: &[usize], spec: QuantSpec, act_order: bool) -> Vec<PlainWeight> {
     let rng = &mut rng();
     let permutation = random_parts(rng, k, 1, spec, act_order).row_permutation;
@@ -24,7 +24,7 @@ fn join(parts: &[PlainWeight]) -> Result<PlainWeight, JoinError> {
 
 #[test]
 fn columns_stay_what_they_are() {
-    // N that fill words of zero points and padded columns, and N that do not.
+    // Values of N that fill words of zero points and padded columns, and values that do not.
     for columns in [vec![11, 1, 20], vec![8, 16], vec![7], vec![3, 8, 5, 24]] {
         for spec in all_specs() {
             for (k, act_order) in [

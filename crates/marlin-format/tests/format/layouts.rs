@@ -1,14 +1,14 @@
 use std::collections::HashSet;
 
 use marlin_format::layout::{MarlinLayout, PlainLayout, ScaleLayout, WordIndex, ZeroLayout};
-use marlin_format::{Bits, FormatError, GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, WeightValue};
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use crate::common::{any_problem, cases, numbered_scales, random_weight, rng};
 
-/// K and N around the edges of words and tiles.
+/// Values of K and N around the edges of words and tiles.
 const EDGES: [usize; 14] = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 129];
 
 #[test]
@@ -17,7 +17,7 @@ fn word_index_reads_and_writes_one_value() {
     let nibble = |word, slot| WordIndex {
         word,
         slot,
-        bits: Bits::Four,
+        bits: WeightValue::Int4,
     };
     assert_eq!(nibble(0, 0).read(&words), 0x8);
     assert_eq!(nibble(1, 7).read(&words), 0x9);
@@ -26,7 +26,7 @@ fn word_index_reads_and_writes_one_value() {
     let byte = |word, slot| WordIndex {
         word,
         slot,
-        bits: Bits::Eight,
+        bits: WeightValue::Int8,
     };
     assert_eq!(
         (byte(0, 0).read(&words), byte(1, 3).read(&words)),
@@ -38,7 +38,7 @@ fn word_index_reads_and_writes_one_value() {
 
 #[test]
 fn plain_layout_is_rows_of_eight_or_four() {
-    let layout = PlainLayout::new(20, 10, Bits::Four);
+    let layout = PlainLayout::new(20, 10, WeightValue::Int4);
     assert_eq!(
         (layout.rows(), layout.columns(), layout.words()),
         (3, 16, 48)
@@ -48,7 +48,7 @@ fn plain_layout_is_rows_of_eight_or_four() {
         WordIndex {
             word: 0,
             slot: 0,
-            bits: Bits::Four
+            bits: WeightValue::Int4
         }
     );
     assert_eq!(
@@ -56,7 +56,7 @@ fn plain_layout_is_rows_of_eight_or_four() {
         WordIndex {
             word: 9,
             slot: 7,
-            bits: Bits::Four
+            bits: WeightValue::Int4
         }
     );
     assert_eq!(
@@ -64,10 +64,10 @@ fn plain_layout_is_rows_of_eight_or_four() {
         WordIndex {
             word: 2 * 16 + 3,
             slot: 1,
-            bits: Bits::Four
+            bits: WeightValue::Int4
         }
     );
-    let layout = PlainLayout::new(19, 10, Bits::Eight);
+    let layout = PlainLayout::new(19, 10, WeightValue::Int8);
     assert_eq!(
         (layout.rows(), layout.columns(), layout.words()),
         (5, 16, 80)
@@ -77,10 +77,10 @@ fn plain_layout_is_rows_of_eight_or_four() {
         WordIndex {
             word: 16 + 9,
             slot: 3,
-            bits: Bits::Eight
+            bits: WeightValue::Int8
         }
     );
-    for bits in Bits::ALL {
+    for bits in WeightValue::ALL {
         let (k, n) = (19, 10);
         let layout = PlainLayout::new(k, n, bits);
         let q = |row: usize, column: usize| (37 * row + 53 * column) as u8 & bits.max();
@@ -122,8 +122,8 @@ fn every_nibble_of_a_marlin_tile_is_one_value() {
     }
 }
 
-/// The permutation as the published packer states it: a list of 1024 positions in a tile of 16 x
-/// 64, sub-tile by sub-tile.
+/// Compares with the permutation in the published packer: a list of 1024 positions in a tile of 16
+/// x 64, sub-tile by sub-tile.
 #[test]
 fn marlin_layout_is_the_published_permutation() {
     let rng = &mut rng();
@@ -151,8 +151,8 @@ fn marlin_layout_is_the_published_permutation() {
     let words = MarlinLayout::new(k, n).pack(&weight).unwrap();
     assert_eq!(words.len(), k / 16 * 2 * n);
     for tile_row in 0..k / 16 {
-        // [16, N] to sub-tiles [N/16, 16, 16], flat, then permuted in runs of 1024 and packed eight
-        // to a word.
+        // Rearranges [16, N] to sub-tiles [N/16, 16, 16], then permutes in runs of 1024 and packs
+        // eight values per word.
         let flat: Vec<u8> = (0..16 * n)
             .map(|i| weight.q(16 * tile_row + i % 256 / 16, i / 256 * 16 + i % 16))
             .collect();
@@ -174,19 +174,19 @@ proptest! {
     #[test]
     fn marlin_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, false);
-        let in_chunks = MarlinLayout::in_chunks(k, n, spec.bits);
-        let layouts = match spec.bits {
-            Bits::Four => vec![MarlinLayout::new(k, n), in_chunks, MarlinLayout::new_padded(k, n, 128, 256).unwrap()],
-            Bits::Eight => vec![in_chunks],
+        let in_chunks = MarlinLayout::in_chunks(k, n, spec.value);
+        let layouts = match spec.value {
+            WeightValue::Int4 => vec![MarlinLayout::new(k, n), in_chunks, MarlinLayout::new_padded(k, n, 128, 256).unwrap()],
+            WeightValue::Int8 => vec![in_chunks],
         };
         for layout in layouts {
             let words = layout.pack(&weight).unwrap();
             prop_assert_eq!(words.len(), layout.words());
-            prop_assert_eq!(layout.unpack(&words).unwrap(), weight.words());
+            prop_assert_eq!(layout.unpack(&words).unwrap(), weight.qweight());
             let filled = layout.k_padded() * layout.n_padded() - k * n;
             let padding = (0..layout.k_padded())
                 .flat_map(|row| (0..layout.n_padded()).map(move |column| (row, column)))
-                .filter(|&(row, column)| (row >= k || column >= n) && layout.index(row, column).read(&words) == spec.bits.midpoint());
+                .filter(|&(row, column)| (row >= k || column >= n) && layout.index(row, column).read(&words) == spec.value.midpoint());
             prop_assert_eq!(padding.count(), filled);
         }
     }
@@ -195,7 +195,7 @@ proptest! {
     fn scales_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, false);
         for marlin in [MarlinLayout::new(k, n), MarlinLayout::new_padded(k, n, 256, 128).unwrap()] {
-            let layout = ScaleLayout::new(&marlin, spec.group);
+            let layout = ScaleLayout::new(&marlin, spec.scales.group);
             let packed = layout.pack(weight.scales()).unwrap();
             prop_assert_eq!(packed.len(), layout.len());
             prop_assert_eq!(&layout.unpack(&packed).unwrap(), weight.scales());
@@ -210,10 +210,10 @@ proptest! {
 
     #[test]
     fn zero_points_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
-        let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, QuantSpec { zero_points: true, ..spec }, false);
+        let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec.with_zero_points(), false);
         let zeros = weight.zero_points().unwrap();
-        for marlin in [MarlinLayout::new(k, n), MarlinLayout::in_chunks(k, n, spec.bits)] {
-            let layout = ZeroLayout::new(&marlin, spec.group, spec.bits);
+        for marlin in [MarlinLayout::new(k, n), MarlinLayout::in_chunks(k, n, spec.value)] {
+            let layout = ZeroLayout::new(&marlin, spec.scales.group, spec.value);
             let words = layout.pack(zeros).unwrap();
             prop_assert_eq!(words.len(), layout.words());
             prop_assert_eq!(layout.unpack(&words).unwrap(), zeros);
@@ -221,7 +221,7 @@ proptest! {
     }
 }
 
-/// The permutations as the published packer states them: new position to old column.
+/// Compares with the permutations in the published packer, which map new positions to old columns.
 #[test]
 fn scale_layout_is_the_published_permutation() {
     let grouped: Vec<usize> = (0..8)
@@ -282,7 +282,7 @@ fn padding_of_k_adds_groups() {
         ),
         (4, 64, 256, false)
     );
-    // One group that padding makes two is laid out as two.
+    // A single group that becomes two with padding has the layout of two groups.
     let layout = ScaleLayout::new(
         &MarlinLayout::new_padded(64, 64, 128, 64).unwrap(),
         GroupSize::G64,
@@ -290,8 +290,8 @@ fn padding_of_k_adds_groups() {
     assert_eq!((layout.groups_padded(), layout.index(0, 1)), (2, 8));
 }
 
-/// Of K = 344 in groups of 32 the eleventh group has 24 rows, and the padding to chunks of 64
-/// another 8 in it and a group of its own.
+/// Tests K = 344 in groups of 32: the eleventh group has 24 rows. The padding to chunks of 64 adds
+/// 8 rows to this group, and a group of its own.
 #[test]
 fn an_incomplete_group_has_its_own_scales() {
     let rng = &mut rng();
@@ -309,11 +309,11 @@ fn an_incomplete_group_has_its_own_scales() {
             QuantSpec::int8(group)
         }
         .with_zero_points();
-        let marlin = MarlinLayout::in_chunks(k, n, spec.bits);
+        let marlin = MarlinLayout::in_chunks(k, n, spec.value);
         let weight = random_weight(rng, k, n, spec, false);
         let (scales, zeros) = (
             ScaleLayout::new(&marlin, group),
-            ZeroLayout::new(&marlin, group, spec.bits),
+            ZeroLayout::new(&marlin, group, spec.value),
         );
         assert_eq!(
             (group.count(k), scales.groups_padded()),
@@ -323,8 +323,8 @@ fn an_incomplete_group_has_its_own_scales() {
         let words = marlin.pack(&weight).unwrap();
         let packed_scales = scales.pack(weight.scales()).unwrap();
         let packed_zeros = zeros.pack(weight.zero_points().unwrap()).unwrap();
-        // What a kernel makes of the padded weight, row by row: the weight, and finite numbers past
-        // K.
+        // The padded weight as dequantised by a kernel, row by row: the weight, and finite numbers
+        // past K.
         let dequantized = weight.dequantize();
         for row in 0..marlin.k_padded() {
             for column in 0..marlin.n_padded() {
@@ -385,8 +385,8 @@ fn wrong_sizes_are_refused() {
     assert_eq!(
         layout.pack(&wide).unwrap_err(),
         FormatError::LayoutBits {
-            expected: Bits::Four,
-            found: Bits::Eight
+            expected: WeightValue::Int4,
+            found: WeightValue::Int8
         }
     );
     let what = "the weight in Marlin layout";
@@ -413,7 +413,7 @@ fn wrong_sizes_are_refused() {
             found: 69
         }
     );
-    let zeros = ZeroLayout::new(&layout, GroupSize::Channel, Bits::Four);
+    let zeros = ZeroLayout::new(&layout, GroupSize::Channel, WeightValue::Int4);
     assert_eq!(
         zeros.pack(&[0; 69]).unwrap_err(),
         FormatError::Length {

@@ -1,4 +1,4 @@
-//! Tests of the public API, as one program.
+//! Tests of the public API, in one test binary.
 
 mod awq;
 mod bitmask;

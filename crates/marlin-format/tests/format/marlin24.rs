@@ -6,7 +6,7 @@ use marlin_format::checkpoint::{
 };
 use marlin_format::layout::Marlin24Layout;
 use marlin_format::{
-    Bits, FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity,
+    FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity, WeightValue,
 };
 use proptest::prelude::*;
 use rand::SeedableRng;
@@ -19,14 +19,14 @@ use crate::common::{
 
 const NAMES: [Marlin24Names; 2] = [Marlin24Names::CompressedTensors, Marlin24Names::Gptq];
 
-/// The published packers, step by step as their Python states them.
+/// Returns the tensors of the published packers, computed step by step as in their Python code.
 pub fn published(weight: &PlainWeight, names: Marlin24Names) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
-    let (bits, zero) = (spec.bits, spec.bits.midpoint());
+    let (bits, zero) = (spec.value, spec.value.midpoint());
     let values = natural_values(weight);
 
-    // sparse_semi_structured_from_dense: of every four values in a row of [N, K], two and where
-    // they were.
+    // sparse_semi_structured_from_dense: keeps two of every four values in a row of [N, K], and
+    // their indices.
     let (mut kept, mut metadata) = (vec![0; k / 2 * n], vec![0u16; n * k / 16]);
     for column in 0..n {
         for four in 0..k / 4 {
@@ -67,7 +67,7 @@ pub fn published(weight: &PlainWeight, names: Marlin24Names) -> Vec<TensorData> 
     }
 
     // get_permutations_24 and marlin_permute_weights.
-    let interleave: &[usize] = if bits == Bits::Four {
+    let interleave: &[usize] = if bits == WeightValue::Int4 {
         &[0, 2, 4, 6, 1, 3, 5, 7]
     } else {
         &[0, 2, 1, 3]
@@ -99,13 +99,14 @@ pub fn published(weight: &PlainWeight, names: Marlin24Names) -> Vec<TensorData> 
         permuted.extend((0..16 * n).map(|i| flat[i / 1024 * 1024 + permutation[i % 1024]]));
     }
 
-    // pack_scales_24: compressed-tensors compares the group with the K that is left, GPTQ with K.
+    // pack_scales_24: compressed-tensors compares the group size with the kept K, GPTQ with the
+    // whole K.
     let k_compared = if names == Marlin24Names::Gptq {
         k
     } else {
         k / 2
     };
-    let grouped = spec.group.rows(k) < k_compared;
+    let grouped = spec.scales.group.rows(k) < k_compared;
     let order: [usize; 8] = if grouped {
         [0, 4, 1, 5, 2, 6, 3, 7]
     } else {
@@ -119,7 +120,7 @@ pub fn published(weight: &PlainWeight, names: Marlin24Names) -> Vec<TensorData> 
         Marlin24Names::CompressedTensors => ["weight_packed", "meta", "scale_packed"],
         Marlin24Names::Gptq => ["B_24", "B_meta", "s"],
     };
-    let scales = Scales::from_f32(&scales, spec.scale_dtype);
+    let scales = Scales::from_f32(&scales, spec.scales.dtype);
     vec![
         tensor(
             weight_name,
@@ -135,8 +136,8 @@ pub fn published(weight: &PlainWeight, names: Marlin24Names) -> Vec<TensorData> 
         ),
         tensor(
             scale_name,
-            spec.scale_dtype.into(),
-            &[spec.group.count(k), n],
+            spec.scales.dtype.into(),
+            &[spec.scales.group.count(k), n],
             scales.as_bytes(),
         ),
     ]
@@ -148,18 +149,9 @@ fn any_sparse_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
         1..20usize,
         1..4usize,
         group,
-        prop::sample::select(Bits::ALL.to_vec()),
+        prop::sample::select(WeightValue::ALL.to_vec()),
     )
-        .prop_map(|(k, n, group, bits)| {
-            (
-                32 * k,
-                64 * n,
-                QuantSpec {
-                    bits,
-                    ..QuantSpec::int4(group)
-                },
-            )
-        })
+        .prop_map(|(k, n, group, bits)| (32 * k, 64 * n, QuantSpec::new(bits, group)))
 }
 
 proptest! {
@@ -182,8 +174,8 @@ proptest! {
 proptest! {
     #![proptest_config(cases(60))]
 
-    /// Metadata that the packers chose and we would not come back as well: a row of zeros is stored
-    /// where they stored it.
+    /// Also compares the metadata: if fewer than two values are nonzero, the same zero rows must be
+    /// stored as by the packers.
     #[test]
     fn a_weight_is_written_as_the_packer_writes_it((k, n, spec) in any_sparse_problem(), seed: u64) {
         let weight = sparse_weight(&mut StdRng::seed_from_u64(seed), k, n, spec);
@@ -223,7 +215,7 @@ fn what_the_published_files_do_not_hold_is_refused() {
     assert!(matches!(error, FormatError::NotTwoFour { .. }), "{error}");
 }
 
-/// Two groups: one packer permutes their scales, the other does not.
+/// Tests two groups, whose scales only one of the packers permutes.
 #[test]
 fn two_groups_of_each_packer() {
     let spec = QuantSpec::int4(GroupSize::G128);
@@ -244,7 +236,7 @@ fn two_groups_of_each_packer() {
 #[test]
 fn every_place_holds_one_value() {
     let (k, n) = (96, 128);
-    for bits in Bits::ALL {
+    for bits in WeightValue::ALL {
         let layout = Marlin24Layout::new(k, n, bits).unwrap();
         let [rows, columns] = layout.shape();
         let places: HashSet<_> = (0..k / 2)
@@ -268,7 +260,7 @@ fn every_place_holds_one_value() {
         );
     }
     // As the table in the docs has them.
-    let layout = Marlin24Layout::new(32, 64, Bits::Four).unwrap();
+    let layout = Marlin24Layout::new(32, 64, WeightValue::Int4).unwrap();
     let columns = [0, 1, 2, 3, 4, 5, 6, 7, 8, 63];
     assert_eq!(
         columns.map(|column| layout.metadata_index(0, column)),
@@ -278,7 +270,7 @@ fn every_place_holds_one_value() {
         columns.map(|column| layout.metadata_index(1, column)),
         [2, 6, 66, 70, 3, 7, 67, 71, 10, 127]
     );
-    let error = Marlin24Layout::new(48, 64, Bits::Four).unwrap_err();
+    let error = Marlin24Layout::new(48, 64, WeightValue::Int4).unwrap_err();
     assert_eq!(
         error,
         FormatError::TileDoesNotDivide {

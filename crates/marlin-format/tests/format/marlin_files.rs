@@ -11,11 +11,12 @@ use crate::common::{
     LAYER, any_int4_problem, cases, checkpoint, message, random_weight, rng, tensor, words,
 };
 
-/// In the layouts that `layouts.rs` compares with the published packer.
+/// Returns the tensors of a Marlin file, in the layouts that `layouts.rs` compares with the
+/// published packer.
 pub fn published(weight: &PlainWeight) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let layout = MarlinLayout::new(k, n);
-    let scales = ScaleLayout::new(&layout, spec.group)
+    let scales = ScaleLayout::new(&layout, spec.scales.group)
         .pack(weight.scales())
         .unwrap();
     vec![
@@ -27,8 +28,8 @@ pub fn published(weight: &PlainWeight) -> Vec<TensorData> {
         ),
         tensor(
             "s",
-            spec.scale_dtype.into(),
-            &[spec.group.count(k), n],
+            spec.scales.dtype.into(),
+            &[spec.scales.group.count(k), n],
             scales.as_bytes(),
         ),
     ]
@@ -39,7 +40,7 @@ proptest! {
 
     #[test]
     fn weights_come_back((k, n, spec) in any_int4_problem(), seed: u64) {
-        let spec = QuantSpec { zero_points: false, ..spec };
+        let spec = spec.with_zero_point(false.into());
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k.next_multiple_of(16), n.next_multiple_of(64), spec, false);
         let (_folder, checkpoint) = checkpoint(&published(&weight));
         let format = LayerFormat::Marlin(spec.with_scale_dtype(ScaleDtype::F16));

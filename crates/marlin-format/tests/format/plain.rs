@@ -1,6 +1,6 @@
 use half::f16;
 use marlin_format::{
-    Bits, FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales,
+    FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, WeightValue,
 };
 
 use crate::common::{all_specs, random_parts, random_weight, rng};
@@ -24,10 +24,10 @@ fn dequantize_follows_the_formula() {
                     .row_permutation()
                     .map_or(stored, |permutation| permutation[stored] as usize);
                 for column in 0..n {
-                    let group = stored / spec.group.rows(k) * n + column;
+                    let group = stored / spec.scales.group.rows(k) * n + column;
                     let zero_point = weight
                         .zero_points()
-                        .map_or(spec.bits.midpoint(), |zero_points| zero_points[group]);
+                        .map_or(spec.value.midpoint(), |zero_points| zero_points[group]);
                     let expected = weight.scales().get(group)
                         * (f32::from(weight.q(stored, column)) - f32::from(zero_point));
                     assert_eq!(
@@ -47,7 +47,7 @@ fn scales_are_rounded_where_all_of_them_fit() {
         k: 1,
         n: 1,
         spec: QuantSpec::int4(GroupSize::Channel).with_scale_dtype(ScaleDtype::F32),
-        words: [vec![0x8888_8880], vec![0x8888_8888; 7]].concat(),
+        qweight: [vec![0x8888_8880], vec![0x8888_8888; 7]].concat(),
         metadata: None,
         scales: Scales::F32(vec![scale]),
         zero_points: None,
@@ -56,7 +56,7 @@ fn scales_are_rounded_where_all_of_them_fit() {
     let weight = |scale| PlainWeight::new(parts(scale)).unwrap();
     let rounded = weight(0.1).with_scales_in(ScaleDtype::F16);
     assert_eq!(
-        (rounded.scales(), rounded.spec().scale_dtype),
+        (rounded.scales(), rounded.spec().scales.dtype),
         (&Scales::F16(vec![f16::from_f32(0.1)]), ScaleDtype::F16)
     );
     assert_eq!(weight(1e6).with_scales_in(ScaleDtype::F16), weight(1e6));
@@ -64,7 +64,8 @@ fn scales_are_rounded_where_all_of_them_fit() {
         weight(1e6)
             .with_scales_in(ScaleDtype::BF16)
             .spec()
-            .scale_dtype,
+            .scales
+            .dtype,
         ScaleDtype::BF16
     );
 }
@@ -76,7 +77,7 @@ fn a_small_weight_by_hand() {
         k: 2,
         n: 1,
         spec: QuantSpec::int4(GroupSize::Channel),
-        words: [vec![0x8888_88f0], vec![0x8888_8888; 7]].concat(),
+        qweight: [vec![0x8888_88f0], vec![0x8888_8888; 7]].concat(),
         metadata: None,
         scales: Scales::F16(vec![f16::from_f32(0.5)]),
         zero_points: None,
@@ -94,12 +95,12 @@ fn a_small_weight_by_hand() {
 
 #[test]
 fn a_small_weight_of_8_bits_by_hand() {
-    // K = 5, N = 1: q = 0, 127, 128, 255 and 129 of a second word, scale 0.5.
+    // K = 5, N = 1: q = 0, 127, 128 and 255 in the first word, 129 in the second; scale 0.5.
     let parts = PlainParts {
         k: 5,
         n: 1,
         spec: QuantSpec::int8(GroupSize::Channel),
-        words: [
+        qweight: [
             vec![0xff80_7f00],
             vec![0x8080_8080; 7],
             vec![0x8080_8081],
@@ -129,7 +130,8 @@ fn sizes_count_everything() {
     let rng = &mut rng();
     let (k, n) = (1024, 512);
     let mut bits = |spec, act_order| random_weight(rng, k, n, spec, act_order).bits_per_weight();
-    // 4 bits, 16 of scale a group, 4 of zero point a group, 32 a row of permutation.
+    // 4 bits per weight, 16 bits per group for the scale, 4 bits per group for the zero point, 32
+    // bits per row for the permutation.
     assert_eq!(
         bits(QuantSpec::int4(GroupSize::G128), false),
         4.0 + 16.0 / 128.0
@@ -184,7 +186,7 @@ fn scales_convert() {
     );
 }
 
-/// Every refusal: K = 64, N = 5, groups of 32 with zero points, one thing wrong.
+/// Tests every refusal: K = 64, N = 5, groups of 32 with zero points, with one fault at a time.
 #[test]
 fn inconsistent_parts_are_refused() {
     let rng = &mut rng();
@@ -234,19 +236,19 @@ fn inconsistent_parts_are_refused() {
         },
     );
     refused(
-        &|parts| parts.words.truncate(63),
+        &|parts| parts.qweight.truncate(63),
         length("the packed weight", 64, 63),
     );
     refused(
-        &|parts| parts.words.clear(),
+        &|parts| parts.qweight.clear(),
         length("the packed weight", 64, 0),
     );
     refused(
-        &|parts| parts.words[7] = 0x8888_8887,
+        &|parts| parts.qweight[7] = 0x8888_8887,
         FormatError::Padding {
             word: 7,
             found: 0x8888_8887,
-            bits: Bits::Four,
+            bits: WeightValue::Int4,
         },
     );
     refused(
@@ -275,7 +277,7 @@ fn inconsistent_parts_are_refused() {
         FormatError::MissingZeroPoints,
     );
     refused(
-        &|parts| parts.spec.zero_points = false,
+        &|parts| parts.spec = parts.spec.with_zero_point(false.into()),
         FormatError::UnexpectedZeroPoints,
     );
     refused(
@@ -324,17 +326,14 @@ fn padding_past_k_is_checked() {
         .into_iter()
         .flat_map(|(bits, cases)| cases.map(|case| (bits, case)))
     {
-        let bits = Bits::try_from(bits).unwrap();
-        let spec = QuantSpec {
-            bits,
-            ..QuantSpec::int4(GroupSize::Channel)
-        };
+        let bits = WeightValue::try_from(bits).unwrap();
+        let spec = QuantSpec::new(bits, GroupSize::Channel);
         let mut parts = random_parts(rng, k, 8, spec, false);
-        let last = parts.words.len() - 1;
+        let last = parts.qweight.len() - 1;
         // The slot past the last stands for none: the parts as they are.
         if slot < bits.per_word() {
-            parts.words[last] ^= 1 << (bits.count() * slot);
-            let found = parts.words[last];
+            parts.qweight[last] ^= 1 << (bits.bits() * slot);
+            let found = parts.qweight[last];
             assert_eq!(
                 PlainWeight::new(parts).unwrap_err(),
                 FormatError::Padding {

@@ -6,7 +6,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::common::{all_specs, any_problem, cases, rng};
 
-/// Weights of every kind of column: mixed signs, positive, negative, tiny, zero.
+/// Returns weights with columns of every kind: mixed signs, positive, negative, tiny, zero.
 fn random_weights(rng: &mut StdRng, k: usize, n: usize) -> Vec<f32> {
     let columns: Vec<(f32, f32)> = (0..n)
         .map(|_| match rng.random_range(0..6) {
@@ -23,14 +23,14 @@ fn random_weights(rng: &mut StdRng, k: usize, n: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Scale and zero point of an element.
+/// Returns the scale and zero point of an element.
 fn group_of(weight: &PlainWeight, row: usize, column: usize) -> (f32, f32) {
-    let group = row / weight.spec().group.rows(weight.k()) * weight.n() + column;
+    let group = row / weight.spec().scales.group.rows(weight.k()) * weight.n() + column;
     (
         weight.scales().get(group),
         weight
             .zero_points()
-            .map_or(f32::from(weight.spec().bits.midpoint()), |zero_points| {
+            .map_or(f32::from(weight.spec().value.midpoint()), |zero_points| {
                 f32::from(zero_points[group])
             }),
     )
@@ -45,7 +45,7 @@ proptest! {
         let weight = quantize_rtn(&values, k, n, &spec).unwrap();
         prop_assert_eq!((weight.k(), weight.n(), weight.spec(), weight.row_permutation()), (k, n, spec, None));
         let dequantized = weight.dequantize();
-        let top = spec.bits.max();
+        let top = spec.value.max();
         for row in 0..k {
             for column in 0..n {
                 let (value, back) = (values[row * n + column], dequantized[row * n + column]);
@@ -53,19 +53,20 @@ proptest! {
                 let error = (value - back).abs();
                 let level = |q: u8| scale * (f32::from(q) - zero_point);
                 let nearest = (0..=top).map(|q| (value - level(q)).abs()).fold(f32::INFINITY, f32::min);
-                // Of the division by the scale, whose quotient is as large as `top`.
+                // The rounding error of the division by the scale, whose quotient is at most about
+                // `top`.
                 let rounding = f32::from(top) * f32::EPSILON * scale;
                 prop_assert!(error <= nearest + rounding, "row {row}, column {column}: {value} became {back}, {nearest} was possible");
                 let q = weight.q(row, column);
-                // At the ends the range may fall short: by half a step of the zero point, and by
-                // half of the steps, `top` or half of it, times the scale's rounding. A scale that
-                // is subnormal in f16 is rounded by more.
+                // At both ends the range may fall short: by half a step for the zero point, and by
+                // the rounding of the scale times half of the steps (`top` or `top / 2`). A scale
+                // that is subnormal in f16 has a larger rounding error.
                 let bound = if (1..top).contains(&q) {
                     0.5
                 } else if scale <= f16::MIN_POSITIVE.to_f32() {
                     f32::from(top) / 2.0 + 0.5
                 } else {
-                    let rounding = match spec.scale_dtype {
+                    let rounding = match spec.scales.dtype {
                         ScaleDtype::F16 => 1.0 / 2048.0,
                         ScaleDtype::BF16 => 1.0 / 256.0,
                         ScaleDtype::F32 => f32::EPSILON,
@@ -81,17 +82,18 @@ proptest! {
     fn scales_are_those_of_the_range((k, n, spec) in any_problem(), seed: u64) {
         let values = random_weights(&mut StdRng::seed_from_u64(seed), k, n);
         let weight = quantize_rtn(&values, k, n, &spec).unwrap();
-        let (rows, top) = (spec.group.rows(k), f32::from(spec.bits.max()));
-        for group in 0..spec.group.count(k) {
+        let (rows, top) = (spec.scales.group.rows(k), f32::from(spec.value.max()));
+        for group in 0..spec.scales.group.count(k) {
             for column in 0..n {
                 let group_values = (group * rows..k.min((group + 1) * rows)).map(|row| values[row * n + column]);
                 let (low, high) = group_values.fold((0.0f32, 0.0f32), |(low, high), value| (low.min(value), high.max(value)));
-                let exact = if spec.zero_points { (high - low) / top } else { high.max(-low) / (top / 2.0) };
+                let exact = if spec.has_zero_points() { (high - low) / top } else { high.max(-low) / (top / 2.0) };
                 let found = weight.scales().get(group * n + column);
-                let (relative, smallest) = match spec.scale_dtype {
+                let (relative, smallest) = match spec.scales.dtype {
                     ScaleDtype::F16 => (1.0 / 2048.0, f16::MIN_POSITIVE_SUBNORMAL.to_f32()),
                     ScaleDtype::BF16 => (1.0 / 256.0, bf16::MIN_POSITIVE_SUBNORMAL.to_f32()),
-                    // As many bits as the value that is expected.
+                    // The exact scale is computed in f32 as well, so the tolerance is one f32
+                    // rounding.
                     ScaleDtype::F32 => (f32::EPSILON, f32::MIN_POSITIVE),
                 };
                 prop_assert!((found - exact).abs() <= exact * relative + smallest, "group {group}, column {column}: {found}, not {exact}");
@@ -161,7 +163,7 @@ fn zero_points_by_hand() {
     assert_eq!(weight.dequantize(), values);
 }
 
-/// K = 34: the last group is of two rows, which have a scale of their own.
+/// K = 34: the last group has two rows, with a scale of their own.
 #[test]
 fn an_incomplete_group_by_hand() {
     let values = [[7.5; 32].as_slice(), &[0.75, -0.3]].concat();
@@ -219,7 +221,7 @@ fn zeros_stay_zeros() {
             weight.dequantize().iter().all(|&value| value == 0.0),
             "{spec}"
         );
-        // A zero of either sign, beside values that are not.
+        // A zero of either sign, among nonzero values.
         let mut values = vec![0.25; 128 * 2];
         (values[6], values[9]) = (-0.0, 0.0);
         let back = quantize_rtn(&values, 128, 2, &spec).unwrap().dequantize();
@@ -230,12 +232,12 @@ fn zeros_stay_zeros() {
 #[test]
 fn tiny_and_huge_weights() {
     for spec in all_specs() {
-        let smallest = match spec.scale_dtype {
+        let smallest = match spec.scales.dtype {
             ScaleDtype::F16 => f16::MIN_POSITIVE_SUBNORMAL.to_f32(),
             ScaleDtype::BF16 => bf16::MIN_POSITIVE_SUBNORMAL.to_f32(),
             ScaleDtype::F32 => f32::MIN_POSITIVE,
         };
-        // Whole multiples of the smallest scale, too few for a scale of their own: exact.
+        // Small multiples of the smallest scale, whose own scale would be below it, are exact.
         let values: Vec<f32> = (0..128).map(|i| smallest * (i % 4) as f32).collect();
         let weight = quantize_rtn(&values, 128, 1, &spec).unwrap();
         assert_eq!(weight.scales().get(0), smallest, "{spec}");
@@ -244,7 +246,7 @@ fn tiny_and_huge_weights() {
     let wide = [3.0e38f32, -3.0e38].repeat(64);
     for spec in all_specs() {
         let result = quantize_rtn(&wide, 128, 1, &spec);
-        match spec.scale_dtype {
+        match spec.scales.dtype {
             ScaleDtype::F16 => assert!(
                 matches!(
                     result,
@@ -268,15 +270,15 @@ fn tiny_and_huge_weights() {
     }
 }
 
-/// Of each group, whatever its magnitude: it is counted, or its values are rounded as the bits
-/// allow. All that f16 cannot hold bf16 can.
+/// Checks every group, whatever its magnitude: either the group is counted, or its values are
+/// rounded as precisely as the bits allow. bf16 represents all scales that f16 cannot.
 #[test]
 fn groups_whose_scales_underflow_are_counted() {
     let mut rng = rng();
     let (k, n) = (96, 24);
     let mut counted = 0;
     for spec in all_specs() {
-        let rows = spec.group.rows(k);
+        let rows = spec.scales.group.rows(k);
         // From above what f16 holds down to below its smallest number, columns apart.
         let magnitudes: Vec<f32> = (0..n)
             .map(|column| 10.0f32.powf(-3.0 - 7.0 * column as f32 / n as f32))
@@ -304,7 +306,7 @@ fn groups_whose_scales_underflow_are_counted() {
         };
         let back = weight.dequantize();
         let mut expected = 0;
-        for group in 0..spec.group.count(k) {
+        for group in 0..spec.scales.group.count(k) {
             for column in 0..n {
                 let places = (group * rows..k.min((group + 1) * rows)).map(|row| row * n + column);
                 let [low, high] = places.clone().fold([0.0f32; 2], |[low, high], i| {
@@ -315,14 +317,15 @@ fn groups_whose_scales_underflow_are_counted() {
                     .fold(0.0, f32::max);
                 let count = of_rest(group * n + column);
                 expected += count;
-                // Half a level by the rounding, half by the scale; and half by the zero point, or
-                // by the clamp of a symmetric weight.
+                // The limit is half a level for the rounding of values and half for the rounding of
+                // the scale. Another half is for the zero point, or for the clamp of a symmetric
+                // weight.
                 let limit = 1.51 * spec.exact_scale(low, high);
                 assert!(
                     count == 1 || error <= limit,
                     "{spec}, {low:e} to {high:e}: {error:e}, limit {limit:e}"
                 );
-                if high.max(-low) < 1e-8 && spec.scale_dtype == ScaleDtype::F16 {
+                if high.max(-low) < 1e-8 && spec.scales.dtype == ScaleDtype::F16 {
                     assert_eq!(count, 1, "{spec}, {low:e} to {high:e}");
                 }
             }
@@ -332,14 +335,14 @@ fn groups_whose_scales_underflow_are_counted() {
             .unwrap();
         assert_eq!(found, expected, "{spec}");
         assert!(
-            spec.scale_dtype == ScaleDtype::F16 || found == 0,
+            spec.scales.dtype == ScaleDtype::F16 || found == 0,
             "{spec}: {found}"
         );
         counted += found;
     }
     println!("{counted} groups counted");
     assert!(counted > 0);
-    // Zeros need no scale, and values that f16 holds are not asked for.
+    // Zeros need no scale, and the float weight is not requested if f16 represents all scales.
     let spec = QuantSpec::int4(GroupSize::G32);
     assert_eq!(
         quantize_rtn(&[0.0; 64], 32, 2, &spec)

@@ -1,4 +1,4 @@
-//! All formats through one door.
+//! Tests of `read_layer` with all formats.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use marlin_format::checkpoint::{
     CheckpointError, Dtype, GptqFormat, GptqVersion, LayerFormat, Marlin24Names,
     PackQuantizedFormat, TensorData, compressed_tensors, read_layer,
 };
-use marlin_format::{Bits, GroupSize, PlainWeight, QuantSpec};
+use marlin_format::{GroupSize, PlainWeight, QuantSpec, WeightValue};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt};
@@ -14,7 +14,7 @@ use rand::{Rng, RngExt};
 use crate::common::{LAYER, all_specs, checkpoint, message, random_weight, rng, sparse_weight};
 use crate::{awq, gptq, marlin_files, marlin24};
 
-/// The same format of another spec.
+/// Returns the same format with another spec.
 fn with_spec(format: LayerFormat, spec: QuantSpec) -> LayerFormat {
     match format {
         LayerFormat::Gptq(format) => LayerFormat::Gptq(GptqFormat { spec, ..format }),
@@ -28,17 +28,13 @@ fn with_spec(format: LayerFormat, spec: QuantSpec) -> LayerFormat {
     }
 }
 
-/// A layer in every format, of 4 and 8 bits where it has both.
+/// Returns a layer in every format, in 4 and 8 bits where the format supports both.
 fn samples(rng: &mut StdRng) -> Vec<(LayerFormat, Vec<TensorData>)> {
     let mut samples = Vec::new();
     let group = GroupSize::G32;
-    for bits in Bits::ALL {
+    for bits in WeightValue::ALL {
         for zero_points in [false, true] {
-            let spec = QuantSpec {
-                bits,
-                zero_points,
-                ..QuantSpec::int4(group)
-            };
+            let spec = QuantSpec::new(bits, group).with_zero_point(zero_points.into());
             let weight = random_weight(rng, 100, 20, spec, true);
             for version in [GptqVersion::V1, GptqVersion::V2] {
                 let format = LayerFormat::Gptq(GptqFormat {
@@ -46,7 +42,7 @@ fn samples(rng: &mut StdRng) -> Vec<(LayerFormat, Vec<TensorData>)> {
                     version,
                     act_order: true,
                 });
-                // 1 to 14: what both versions hold.
+                // The zero points that both versions can store: 1 to 14.
                 samples.push((
                     format,
                     gptq::published(&weight, |zero_point| zero_point.clamp(1, 14)),
@@ -58,10 +54,7 @@ fn samples(rng: &mut StdRng) -> Vec<(LayerFormat, Vec<TensorData>)> {
             });
             samples.push((format, compressed_tensors::tensors_of(LAYER, &weight)));
         }
-        let spec = QuantSpec {
-            bits,
-            ..QuantSpec::int4(GroupSize::G128)
-        };
+        let spec = QuantSpec::new(bits, GroupSize::G128);
         for names in [Marlin24Names::CompressedTensors, Marlin24Names::Gptq] {
             let weight = sparse_weight(rng, 288, 64, spec);
             samples.push((
@@ -84,7 +77,7 @@ fn samples(rng: &mut StdRng) -> Vec<(LayerFormat, Vec<TensorData>)> {
     samples
 }
 
-/// One thing wrong, or another.
+/// Introduces one random fault.
 fn mutate(rng: &mut StdRng, format: &mut LayerFormat, tensors: &mut Vec<TensorData>) {
     let at = rng.random_range(0..tensors.len());
     let TensorData { spec, bytes } = &mut tensors[at];
@@ -130,7 +123,7 @@ fn mutate(rng: &mut StdRng, format: &mut LayerFormat, tensors: &mut Vec<TensorDa
     }
 }
 
-/// A layer read into the memory of another weight keeps none of its values.
+/// A layer that is read into the memory of another weight keeps none of that weight's values.
 #[test]
 fn layers_go_into_recycled_memory() {
     let rng = &mut rng();
@@ -145,16 +138,16 @@ fn layers_go_into_recycled_memory() {
             false,
         );
         let small = random_weight(rng, 9, 1, QuantSpec::int4(GroupSize::Channel), false);
-        let memory = large.words().as_ptr();
+        let memory = large.qweight().as_ptr();
         checkpoint.recycle(large);
         checkpoint.recycle(small);
         let again = read_layer(&checkpoint, LAYER, &format).unwrap();
-        assert_eq!(again.words().as_ptr(), memory, "{format}");
+        assert_eq!(again.qweight().as_ptr(), memory, "{format}");
         assert_eq!(again, fresh, "{format}");
     }
 }
 
-/// Layer after layer is read, joined and given back in the memory of the first.
+/// Layers are read, joined and recycled in the memory of the first layer.
 #[test]
 fn joined_layers_go_into_recycled_memory() {
     let rng = &mut rng();
@@ -170,7 +163,7 @@ fn joined_layers_go_into_recycled_memory() {
             let used: Vec<_> = parts
                 .iter()
                 .chain([&joined])
-                .map(|weight| weight.words().as_ptr())
+                .map(|weight| weight.qweight().as_ptr())
                 .collect();
             if layer == 0 {
                 memory.extend(used);
@@ -187,8 +180,8 @@ fn joined_layers_go_into_recycled_memory() {
     }
 }
 
-/// Whatever is wrong with a layer, reading it is an error that names it, or a weight that holds
-/// together; never a panic.
+/// A mutated layer is read as a consistent weight, or causes an error that names the layer, but
+/// never a panic.
 #[test]
 fn mutated_layers_never_panic() {
     let rng = &mut rng();

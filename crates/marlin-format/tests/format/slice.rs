@@ -1,10 +1,12 @@
-//! Parts of a weight as weights of their own.
+//! Tests of slices of a weight.
 
-use marlin_format::{Bits, FormatError, GroupSize, PlainWeight, QuantSpec, WeightDescriptor};
+use marlin_format::{
+    FormatError, GroupSize, PlainWeight, QuantSpec, WeightDescriptor, WeightValue,
+};
 
 use crate::common::{all_specs, random_weight, rng};
 
-/// The dequantised values of rows and columns.
+/// Returns the dequantised values of a range of rows and columns.
 fn part(
     weight: &PlainWeight,
     rows: std::ops::Range<usize>,
@@ -44,7 +46,7 @@ fn rows_of_a_weight_keep_their_values() {
     let rng = &mut rng();
     for spec in all_specs() {
         let weight = random_weight(rng, 520, 9, spec, false);
-        let starts = if spec.group == GroupSize::Channel {
+        let starts = if spec.scales.group == GroupSize::Channel {
             [0, 3, 64]
         } else {
             [0, 128, 384]
@@ -105,15 +107,6 @@ fn slices_that_no_weight_has_are_refused() {
             group: GroupSize::G64
         })
     );
-    let permuted = random_weight(
-        rng,
-        256,
-        16,
-        QuantSpec {
-            bits: Bits::Eight,
-            ..spec
-        },
-        true,
-    );
+    let permuted = random_weight(rng, 256, 16, spec.with_value(WeightValue::Int8), true);
     assert_eq!(permuted.slice_k(0..64), Err(FormatError::SlicePermuted));
 }

@@ -1,4 +1,4 @@
-use marlin_format::{Bits, FormatError, GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, WeightValue};
 
 #[test]
 fn group_sizes_convert_both_ways() {
@@ -35,10 +35,13 @@ fn other_group_sizes_are_refused() {
 
 #[test]
 fn widths_convert_both_ways() {
-    for (bits, number, shown) in [(Bits::Four, 4, "int4"), (Bits::Eight, 8, "int8")] {
+    for (bits, number, shown) in [
+        (WeightValue::Int4, 4, "int4"),
+        (WeightValue::Int8, 8, "int8"),
+    ] {
         assert_eq!(
             (
-                Bits::try_from(number),
+                WeightValue::try_from(number),
                 i64::from(bits),
                 bits.to_string().as_str()
             ),
@@ -46,23 +49,27 @@ fn widths_convert_both_ways() {
         );
         let json = serde_json::to_string(&bits).unwrap();
         assert_eq!(json, number.to_string());
-        assert_eq!(serde_json::from_str::<Bits>(&json).unwrap(), bits);
+        assert_eq!(serde_json::from_str::<WeightValue>(&json).unwrap(), bits);
     }
     for found in [0, 2, 3, 5, 16, -4, i64::MAX] {
-        assert_eq!(Bits::try_from(found), Err(FormatError::Bits { found }));
-        assert!(serde_json::from_str::<Bits>(&found.to_string()).is_err());
+        assert_eq!(
+            WeightValue::try_from(found),
+            Err(FormatError::Bits { found })
+        );
+        assert!(serde_json::from_str::<WeightValue>(&found.to_string()).is_err());
     }
 }
 
-/// 2^bits values, as many to a word as fit, the zero point of a symmetric weight in their middle.
+/// Checks each width: 2^bits values, as many values per word as fit, and a midpoint in their
+/// middle.
 #[test]
 fn widths_follow_from_their_count() {
-    for bits in Bits::ALL {
-        assert_eq!(usize::from(bits.max()), (1 << bits.count()) - 1);
-        assert_eq!(usize::from(bits.midpoint()), 1 << (bits.count() - 1));
-        assert_eq!(bits.per_word() * bits.count(), 32);
+    for bits in WeightValue::ALL {
+        assert_eq!(usize::from(bits.max()), (1 << bits.bits()) - 1);
+        assert_eq!(usize::from(bits.midpoint()), 1 << (bits.bits() - 1));
+        assert_eq!(bits.per_word() * bits.bits(), 32);
         let word = (0..bits.per_word()).fold(0, |word, slot| {
-            word | u32::from(bits.midpoint()) << (bits.count() * slot)
+            word | u32::from(bits.midpoint()) << (bits.bits() * slot)
         });
         assert_eq!(bits.padding_word(), word);
     }
@@ -80,7 +87,7 @@ fn groups_of_k() {
         (128, 1)
     );
     assert_eq!(GroupSize::G64.count(65), 2);
-    // 10 groups and one of 24 rows.
+    // 10 whole groups and one group of 24 rows.
     assert_eq!(
         (GroupSize::G32.rows(344), GroupSize::G32.count(344)),
         (32, 11)

@@ -1,11 +1,11 @@
-//! 2:4 weights.
+//! Tests of 2:4 weights.
 
 use std::collections::HashSet;
 
 use marlin_format::layout::{MetadataLayout, PlainLayout, SparseLayout, WordIndex};
 use marlin_format::{
-    Bits, FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Sparsity, check_two_four,
-    prune_two_four, quantize_rtn, quantize_two_four,
+    FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Sparsity, WeightValue,
+    check_two_four, prune_two_four, quantize_rtn, quantize_two_four,
 };
 use proptest::prelude::*;
 use rand::rngs::StdRng;
@@ -28,9 +28,9 @@ proptest! {
         prop_assert_eq!(&sparse.clone().into_dense(), &weight);
         prop_assert_eq!(sparse.dequantize(), weight.dequantize());
         prop_assert_eq!(sparse.to_two_four().unwrap().into_owned(), sparse.clone());
-        // Read value by value, without the words' arithmetic.
+        // Reads value by value, without arithmetic on whole words.
         let (metadata, layout) = (sparse.metadata().unwrap(), MetadataLayout::new(4 * k, n));
-        prop_assert_eq!((metadata.len(), sparse.words().len()), (layout.words(), PlainLayout::new(2 * k, n, spec.bits).words()));
+        prop_assert_eq!((metadata.len(), sparse.qweight().len()), (layout.words(), PlainLayout::new(2 * k, n, spec.value).words()));
         for four in 0..k {
             for column in 0..n {
                 let nibble = layout.index(four, column).read(metadata);
@@ -58,7 +58,7 @@ proptest! {
             let least = kept.iter().map(|&i| before[i].abs()).fold(f32::MAX, f32::min);
             prop_assert!((0..4).filter(|i| !kept.contains(i)).all(|i| before[i].abs() <= least));
         }
-        // What is 2:4 stays as it is.
+        // A weight that is already 2:4 stays unchanged.
         let mut again = pruned.clone();
         prune_two_four(&mut again, k, n).unwrap();
         prop_assert_eq!(&again, &pruned);
@@ -68,7 +68,7 @@ proptest! {
     }
 }
 
-/// Equal magnitudes, negative zeros, and groups of four with fewer than two values.
+/// Tests equal magnitudes, negative zeros, and groups of four with fewer than two nonzero values.
 #[test]
 fn pruning_at_the_edges() {
     let mut column = [
@@ -81,7 +81,8 @@ fn pruning_at_the_edges() {
     );
     let weight =
         quantize_two_four(column.to_vec(), 12, 1, &QuantSpec::int4(GroupSize::Channel)).unwrap();
-    // Rows 0 and 1; row 3 and the first before it; two that are there.
+    // The kept rows of each four: 0 and 1; row 3 and the first zero row, 0; 0 and 1, which are
+    // zero.
     assert_eq!(weight.metadata().unwrap()[0], 0x4444_44c4);
     assert_eq!(
         prune_two_four(&mut [0.0; 6], 6, 1),
@@ -136,7 +137,7 @@ fn parts_and_joined_weights_keep_their_values() {
             sparse,
             "{spec}"
         );
-        // A dense part makes all of it dense.
+        // A dense part makes the whole weight dense.
         let dense = random_weight(rng, 520, 9, spec, false);
         let joined = PlainWeight::join(&[&parts[1], &dense]).unwrap();
         assert_eq!(
@@ -164,9 +165,9 @@ fn weights_that_are_not_two_four_are_refused() {
     let spec = QuantSpec::int4(GroupSize::G32).with_zero_points();
     let mut parts = sparse_weight(rng, 96, 20, spec).into_parts();
     let zero = parts.zero_points.as_ref().unwrap()[20 + 7];
-    let layout = PlainLayout::new(96, 20, spec.bits);
-    (36..39).for_each(|row| layout.index(row, 7).write(&mut parts.words, zero ^ 1));
-    layout.index(39, 7).write(&mut parts.words, zero);
+    let layout = PlainLayout::new(96, 20, spec.value);
+    (36..39).for_each(|row| layout.index(row, 7).write(&mut parts.qweight, zero ^ 1));
+    layout.index(39, 7).write(&mut parts.qweight, zero);
     let weight = PlainWeight::new(parts).unwrap();
     let error = weight.to_two_four().unwrap_err();
     assert_eq!(
@@ -228,7 +229,7 @@ fn metadata_that_no_weight_has_are_refused() {
         };
         assert_eq!(nibble(16, 3, found), expected);
     }
-    // Padding past K and past N.
+    // Invalid padding past K and past N.
     assert_eq!(
         nibble(18, 0, 8),
         Err(FormatError::Metadata {
@@ -263,7 +264,7 @@ fn metadata_that_no_weight_has_are_refused() {
 #[test]
 fn every_nibble_of_the_metadata_is_one_place() {
     for (k, n) in [(4, 1), (128, 64), (132, 65), (400, 130)] {
-        let layout = SparseLayout::new(k, n, Bits::Four);
+        let layout = SparseLayout::new(k, n, WeightValue::Int4);
         let fours = layout.values().k_padded() / 2;
         let columns = layout.values().n_padded();
         let places: HashSet<WordIndex> = (0..fours)
@@ -274,14 +275,14 @@ fn every_nibble_of_the_metadata_is_one_place() {
             (fours * columns, 8 * layout.metadata_words())
         );
         assert!(
-            places
-                .iter()
-                .all(|place| place.word < layout.metadata_words() && place.bits == Bits::Four)
+            places.iter().all(
+                |place| place.word < layout.metadata_words() && place.bits == WeightValue::Int4
+            )
         );
     }
     let what = "the metadata";
     assert_eq!(
-        SparseLayout::new(64, 9, Bits::Eight).pack_metadata(&[0; 3]),
+        SparseLayout::new(64, 9, WeightValue::Int8).pack_metadata(&[0; 3]),
         Err(FormatError::Length {
             what,
             k: 64,

@@ -5,42 +5,34 @@ use cubecl::client::Client;
 use cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{CudaContext, DriverError, LaunchConfig};
 use cudarc::nvrtc::Ptx;
-use std::collections::HashMap;
 use std::fmt::Write;
-use std::sync::{Mutex, PoisonError};
 
-/// Threads of each block in the occupancy query. A block takes all of the shared memory, so a
-/// multiprocessor holds one block whatever its thread count.
+/// The number of threads of each block in the occupancy query. A block takes all of the shared
+/// memory, so a multiprocessor holds one block whatever its thread count.
 const THREADS: u32 = 128;
 
-/// Returns the clusters that a card runs at the same time. The driver is asked once per card and
-/// process. If it does not answer, the result is the assumption for a card of as many
-/// multiprocessors, and the reason is logged.
+/// Asks the driver for the clusters that a card runs at the same time. If it does not answer, the
+/// result is the assumption for a card of as many multiprocessors, and the reason is logged.
 pub(super) fn at_once(
     client: &Client,
     multiprocessors: usize,
     shared_limit: usize,
 ) -> ClustersAtOnce {
-    static ASKED: Mutex<Option<HashMap<usize, ClustersAtOnce>>> = Mutex::new(None);
     let ordinal = client.service_id().device.index_id as usize;
-    let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
-    *asked.get_or_insert_default().entry(ordinal).or_insert_with(|| {
-        // The query runs on a thread of its own, because the driver binds the card's context to the
-        // thread that asks.
-        let answer = std::thread::spawn(move || ask(ordinal, shared_limit)).join();
-        match answer {
-            Ok(Ok(clusters)) => clusters,
-            Ok(Err(error)) => {
-                tracing::info!(%error, "the driver does not say how many clusters the card runs at once");
-                ClustersAtOnce::assumed(multiprocessors)
-            }
-            Err(_) => ClustersAtOnce::assumed(multiprocessors),
+    // The query runs on a thread of its own, because the driver binds the card's context to the
+    // thread that asks.
+    match std::thread::spawn(move || ask(ordinal, shared_limit)).join() {
+        Ok(Ok(clusters)) => clusters,
+        Ok(Err(error)) => {
+            tracing::info!(%error, "the driver does not say how many clusters the card runs at once");
+            ClustersAtOnce::assumed(multiprocessors)
         }
-    })
+        Err(_) => ClustersAtOnce::assumed(multiprocessors),
+    }
 }
 
-/// Asks the driver for the number of resident clusters whose blocks take all of a multiprocessor's
-/// shared memory (CUDA driver API, `cuOccupancyMaxActiveClusters`).
+/// Queries the driver for the number of resident clusters whose blocks take all of a
+/// multiprocessor's shared memory (CUDA driver API, `cuOccupancyMaxActiveClusters`).
 fn ask(ordinal: usize, shared_limit: usize) -> Result<ClustersAtOnce, DriverError> {
     let context = CudaContext::new(ordinal)?;
     let module = context.load_module(Ptx::from_src(empty_kernels()))?;
@@ -62,7 +54,7 @@ fn ask(ordinal: usize, shared_limit: usize) -> Result<ClustersAtOnce, DriverErro
     Ok(ClustersAtOnce(clusters))
 }
 
-/// The name of the kernel with clusters of `blocks` blocks.
+/// Returns the name of the kernel with clusters of `blocks` blocks.
 fn name(blocks: u32) -> String {
     format!("clusters_of_{blocks}")
 }

@@ -3,16 +3,14 @@
 #[cfg(feature = "cuda")]
 mod clusters;
 
-use crate::ActivationDtype;
-use crate::tile::config::ATOM_K;
-use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
-use cubecl::prelude::*;
 #[cfg(feature = "cuda")]
 use cubecl_common::device::DeviceId;
 #[cfg(feature = "cuda")]
 use cubecl_cuda::CudaRuntime;
+use std::collections::HashMap;
 use std::fmt;
+use std::sync::{LazyLock, PoisonError, RwLock};
 
 /// The first compute capability (80 for 8.0) with `cp.async` and `mma.m16n8k16`.
 pub const MIN_CAPABILITY: u32 = 80;
@@ -23,7 +21,7 @@ pub const WGMMA_CAPABILITY: u32 = 90;
 /// The first compute capability with clusters of thread blocks.
 pub const CLUSTER_CAPABILITY: u32 = 90;
 
-/// The runtime behind a device.
+/// The runtime that executes the kernels of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Runtime {
     /// CubeCL on NVIDIA's CUDA.
@@ -64,11 +62,11 @@ impl fmt::Display for Runtime {
 pub struct Card {
     /// Compute capability, 80 for 8.0.
     pub capability: u32,
-    /// Streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub multiprocessors: usize,
     /// The maximum shared memory of a block, in bytes.
     pub shared_limit: usize,
-    /// The clusters that the card runs at the same time.
+    /// The number of clusters of each size that the card runs at the same time.
     pub clusters: ClustersAtOnce,
 }
 
@@ -85,8 +83,9 @@ impl ClustersAtOnce {
     /// Programming Guide, "Thread Block Clusters").
     pub const MOST_BLOCKS: usize = 8;
 
-    /// The assumption for a card that is not asked: the two multiprocessors of a TPC can always
-    /// hold a cluster of two; larger clusters leave a sixth of the multiprocessors idle.
+    /// Returns the assumption for a card that is not queried. The two multiprocessors of a TPC can
+    /// always run a cluster of two blocks; larger clusters are assumed to leave a sixth of the
+    /// multiprocessors idle.
     pub const fn assumed(multiprocessors: usize) -> Self {
         let mut clusters = [0; Self::MOST_BLOCKS];
         let mut blocks = 1;
@@ -102,7 +101,8 @@ impl ClustersAtOnce {
         Self(clusters)
     }
 
-    /// Returns the number of clusters of `blocks` blocks; 0 if a cluster cannot be that large.
+    /// Returns the number of clusters of `blocks` blocks that run at the same time; 0 if a cluster
+    /// cannot be that large.
     pub fn of(&self, blocks: usize) -> usize {
         blocks
             .checked_sub(1)
@@ -112,7 +112,7 @@ impl ClustersAtOnce {
 }
 
 impl Card {
-    /// A card whose clusters are [assumed](ClustersAtOnce::assumed()).
+    /// Creates a card whose clusters are [assumed](ClustersAtOnce::assumed()).
     pub const fn assumed(capability: u32, multiprocessors: usize, shared_limit: usize) -> Self {
         Self {
             capability,
@@ -122,8 +122,8 @@ impl Card {
         }
     }
 
-    /// Returns the card of a CubeCL client; `None` if its device is not an NVIDIA card.
-    pub fn of(client: &Client) -> Option<Self> {
+    /// Determines the card of a CubeCL client; `None` if its device is not an NVIDIA card.
+    fn of(client: &Client) -> Option<Self> {
         if client.name() != "cuda" {
             return None;
         }
@@ -166,8 +166,28 @@ impl Target {
         card: None,
     };
 
-    /// Returns the target of a CubeCL client.
+    /// Returns the target of a CubeCL client. It is determined once for each device, and then kept
+    /// until the process ends.
     pub fn of(client: &Client) -> Self {
+        let device = client.service_id().device;
+        // The servers of a card differ in the first number alone.
+        let server = if client.name() == "cuda" {
+            0
+        } else {
+            device.type_id
+        };
+        let key = (client.name(), server, device.index_id);
+        let known = TARGETS.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(target) = known.get(&key) {
+            return *target;
+        }
+        drop(known);
+        let target = Self::determine(client);
+        let mut known = TARGETS.write().unwrap_or_else(PoisonError::into_inner);
+        *known.entry(key).or_insert(target)
+    }
+
+    fn determine(client: &Client) -> Self {
         let runtime = match client.name() {
             "cuda" => Runtime::Cuda,
             "hip" => Runtime::Rocm,
@@ -182,12 +202,23 @@ impl Target {
             card: Card::of(client),
         }
     }
+
+    /// Returns the compute capability of the NVIDIA card, 80 for 8.0; 0 on other devices.
+    pub fn capability(&self) -> u32 {
+        self.card.map_or(0, |card| card.capability)
+    }
 }
+
+/// A device: the name of its runtime, and the numbers that CubeCL gives it.
+type DeviceKey = (&'static str, u16, u16);
+
+/// The targets of the devices that have run a kernel.
+static TARGETS: LazyLock<RwLock<HashMap<DeviceKey, Target>>> = LazyLock::new(RwLock::default);
 
 /// Returns the client of a further server of a CUDA card. The server has its own thread, streams
 /// and memory, so its kernels are compiled at the same time as those of the card's other servers.
-/// The same number gives the same server, which lives until the process ends. `None` on other
-/// runtimes, and beyond [`u16::MAX`] servers.
+/// The same number gives the same server, which lives until the process ends. The result is `None`
+/// on other runtimes, and beyond [`u16::MAX`] servers.
 #[cfg_attr(
     not(feature = "cuda"),
     allow(
@@ -207,48 +238,4 @@ pub fn further_server(client: &Client, number: usize) -> Option<Client> {
         >(further));
     }
     None
-}
-
-/// Returns the cube count and cube dimensions of a kernel with one unit for each element.
-pub fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new(client, elements);
-    (calculate_cube_count_elemwise(client, elements, dim), dim)
-}
-
-/// Returns the tensor map through which the copy engine reads a matrix [rows, columns] for `wgmma`.
-/// A box is `box_rows` rows by 64 columns of 16 bits, 128 bytes a row, swizzled within these 128
-/// bytes. `None` if the buffer is an alias of another operand's.
-pub fn swizzled_map(
-    matrix: BufferArg,
-    [rows, columns]: [usize; 2],
-    box_rows: usize,
-    dtype: ActivationDtype,
-) -> Option<TensorMapArg<Tiled>> {
-    let BufferArg::Handle { handle } = matrix else {
-        return None;
-    };
-    let tensor = TensorBinding {
-        shape: [rows, columns].into(),
-        strides: [columns, 1].into(),
-        ..handle.into_tensor()
-    };
-    let boxes = TiledArgs {
-        tile_size: [box_rows, ATOM_K].into(),
-    };
-    Some(
-        TensorMapArg::new(boxes, tensor.into_tensor_arg(), dtype.elem())
-            .with_swizzle(TensorMapSwizzle::B128),
-    )
-}
-
-/// Returns the number of values that a unit loads at a time: 16 bytes, or fewer if the length of a
-/// row, `features` values, is not a multiple of 16 bytes.
-pub fn vector_size(client: &Client, features: usize, dtype: ActivationDtype) -> usize {
-    let bytes = dtype.elem().size();
-    let widest = (client.properties().hardware.load_width as usize / 8 / bytes).min(16 / bytes);
-    (0..)
-        .map(|power| widest >> power)
-        .find(|&size| features.is_multiple_of(size.max(1)))
-        .unwrap_or(1)
-        .max(1)
 }

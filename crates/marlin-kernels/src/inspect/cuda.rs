@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 /// The CUDA C++ text of a kernel.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct KernelSource {
     /// Name of the kernel in the text.
     pub entry: String,
     /// Dynamic shared memory, in bytes.
@@ -36,12 +36,15 @@ pub struct Source {
 /// Returns the CUDA text of any kernel, generated for a card with the given [`properties`].
 ///
 /// # Errors
-/// Returns CubeCL's error if it refuses the kernel.
-pub fn cuda_text(kernel: &impl CubeKernel, capability: u32) -> Result<Source, CompilationError> {
+/// Returns the compilation error if CubeCL refuses the kernel.
+pub fn cuda_text(
+    kernel: &impl CubeKernel,
+    capability: u32,
+) -> Result<KernelSource, CompilationError> {
     let definition = define_kernel(kernel)?;
     let entry = definition.settings.kernel_name.clone();
     let compiled = CppCompiler::<Cuda>::default().compile(definition, &options(capability))?;
-    Ok(Source {
+    Ok(KernelSource {
         entry,
         shared_bytes: compiled.shared_memory_size,
         text: compiled.source,
@@ -53,7 +56,7 @@ pub fn settings(threads: usize, mode: ExecutionMode) -> KernelSettings {
     KernelSettings::new(*CubeDim::new_1d(threads as u32), mode, AddressType::U32)
 }
 
-/// The target properties of CubeCL's CUDA runtime.
+/// Returns the target properties of CubeCL's CUDA runtime.
 pub fn target() -> Arc<TargetProperties> {
     Arc::new(cubecl_cuda::CudaRuntime::target_properties())
 }
@@ -74,7 +77,8 @@ pub fn optional<T: LaunchArg<CompilationArg = BufferCompilationArg>>(
     }
 }
 
-/// The maximum shared memory of a block, in bytes, on a card of compute capability `capability`.
+/// Returns the maximum shared memory of a block, in bytes, on a card of compute capability
+/// `capability`.
 pub fn shared_limit(capability: u32) -> usize {
     1024 * match capability {
         80 | 87 => 163,

@@ -1,21 +1,21 @@
 //! The digest of a kernel's CUDA text.
 
-use super::Source;
+use super::KernelSource;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// The line on which the kernel starts, after the declarations that it uses.
+/// The text that marks the first line of the kernel, after the declarations that the kernel uses.
 const KERNEL: &str = "__global__";
 
-impl Source {
+impl KernelSource {
     /// Returns the digest of the text, as 32 hexadecimal digits. Two texts with the same digest are
     /// compiled to the same machine code.
     ///
-    /// The names of the kernel and of its variables do not change it, and neither does the order of
-    /// the declarations before the kernel: CubeCL's numbering of shared memory and its order of
-    /// declarations differ from run to run. The order of the kernel's statements does change the
-    /// digest.
+    /// The digest does not depend on the names of the kernel and of its variables, nor on the order
+    /// of the declarations before the kernel. CubeCL's numbering of shared memory and its order of
+    /// declarations differ from run to run. The digest depends on the order of the kernel's
+    /// statements.
     pub fn digest(&self) -> String {
         let text = self.text.replace(&self.entry, "kernel");
         let lines: Vec<&str> = text
@@ -46,8 +46,8 @@ impl Source {
     }
 }
 
-/// Renumbers the variables of a text, which CubeCL names `v` and a number, in the order in which
-/// they first occur.
+/// Renumbers the variables of a text in the order in which they first occur. CubeCL names a
+/// variable `v` and a number.
 fn with_numbered_variables(text: &str) -> String {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let (mut numbers, mut numbered) = (HashMap::new(), String::with_capacity(text.len()));
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     fn digest(entry: &str, text: &str) -> String {
-        Source {
+        KernelSource {
             entry: entry.into(),
             shared_bytes: 0,
             text: text.into(),

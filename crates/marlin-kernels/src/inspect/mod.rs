@@ -6,5 +6,7 @@ mod cuda;
 mod digest;
 mod plan;
 
-pub use cuda::{Source, buffer, cuda_text, optional, properties, settings, shared_limit, target};
+pub use cuda::{
+    KernelSource, buffer, cuda_text, optional, properties, settings, shared_limit, target,
+};
 pub use plan::{source_of, tile_source};

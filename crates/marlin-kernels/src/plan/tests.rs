@@ -73,7 +73,7 @@ fn tensor_cores_take_the_layout_that_was_made_for_them() {
         );
     }
     assert_eq!(
-        held_on(&problem(1), &cuda(80)),
+        device_layout(&problem(1), &cuda(80)),
         problem(1).weight.in_layout(WeightLayout::Tile)
     );
 }
@@ -86,7 +86,7 @@ fn sparse_tensor_cores_take_two_of_four_and_other_devices_hold_all() {
         .into_iter()
         .flat_map(|problem| [80, 86, 89, 90].map(|capability| (problem, capability)))
     {
-        let held = held_on(&problem, &cuda(capability));
+        let held = device_layout(&problem, &cuda(capability));
         assert_eq!(held, problem.weight.in_layout(WeightLayout::Tile));
         let plan = plan(
             QuantProblem {
@@ -110,7 +110,7 @@ fn sparse_tensor_cores_take_two_of_four_and_other_devices_hold_all() {
         (floats, cuda(90)),
     ] {
         assert_eq!(
-            held_on(&problem, &target),
+            device_layout(&problem, &target),
             problem.with_sparsity(Sparsity::Dense).weight,
             "{problem}"
         );
@@ -157,7 +157,7 @@ fn problems_without_tensor_cores_fall_back_and_say_why() {
             let expected = Plan::product(Kernel::Portable { rows: 1 }, reason);
             assert_eq!(plan(problem.in_layout(layout), &target), expected);
         }
-        assert_eq!(held_on(&problem, &target).layout, WeightLayout::Plain);
+        assert_eq!(device_layout(&problem, &target).layout, WeightLayout::Plain);
     }
     assert_eq!(plan(problem(1), &cuda(90)).reason, Reason::PlainLayout);
 }
@@ -272,20 +272,20 @@ fn the_head_takes_few_rows_of_a_float_weight() {
     let (f16, f32) = (ActivationDtype::F16, ActivationDtype::F32);
     assert_eq!(
         kernel(1, f16, &cuda(90)),
-        Kernel::Head(head::HeadKernel::Planes)
+        Kernel::LmHead(lm_head::LmHeadKernel::Planes)
     );
     assert_eq!(
         kernel(2, f16, &cuda(90)),
-        Kernel::Head(head::HeadKernel::TensorCores)
+        Kernel::LmHead(lm_head::LmHeadKernel::TensorCores)
     );
     assert_eq!(
         kernel(64, f16, &cuda(80)),
-        Kernel::Head(head::HeadKernel::TensorCores)
+        Kernel::LmHead(lm_head::LmHeadKernel::TensorCores)
     );
     assert_eq!(kernel(65, f16, &cuda(90)), Kernel::FloatMatmul);
     assert_eq!(
         kernel(4, f32, &cuda(90)),
-        Kernel::Head(head::HeadKernel::Planes)
+        Kernel::LmHead(lm_head::LmHeadKernel::Planes)
     );
     assert_eq!(kernel(5, f16, &on(Runtime::Vulkan)), Kernel::FloatMatmul);
 }

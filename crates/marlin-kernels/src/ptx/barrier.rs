@@ -27,8 +27,8 @@ pub fn mbarrier_arrive_expect_tx(barrier: u32, bytes: u32) {
     );
 }
 
-/// `mbarrier.try_wait.parity` in a loop: waits until the phase of the given parity is complete. Its
-/// copies are then visible, also to `wgmma`.
+/// `mbarrier.try_wait.parity` in a loop: waits until the phase of the given parity is complete. The
+/// copies of that phase are then visible, also to `wgmma`.
 #[cube]
 pub fn mbarrier_wait_parity(barrier: u32, parity: u32) {
     gpu_asm!(
@@ -58,7 +58,7 @@ pub fn elect_sync() -> bool {
     read::<u32>(elected) != 0
 }
 
-/// `bar.warp.sync`: barrier of all lanes of a warp.
+/// `bar.warp.sync`: waits for all lanes of a warp.
 #[cube]
 pub fn bar_warp_sync() {
     gpu_asm!("bar.warp.sync 0xffffffff;");
@@ -70,7 +70,7 @@ pub fn bar_sync(#[comptime] id: usize, #[comptime] threads: usize) {
     gpu_asm!("bar.sync {i}, {n};", i = const id, n = const threads);
 }
 
-/// [`bar_sync()`] with a barrier whose number is only known at run time.
+/// Waits like [`bar_sync()`], at a barrier whose number is only known at run time.
 #[cube]
 pub fn bar_sync_numbered(id: u32, #[comptime] threads: usize) {
     gpu_asm!("bar.sync {i}, {n};", i = in(_) read::<u32>(id), n = const threads);

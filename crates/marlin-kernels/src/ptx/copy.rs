@@ -5,13 +5,13 @@ use cubecl::prelude::*;
 #[cfg(feature = "cuda")]
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-/// `cp.async` of 16 bytes, bypassing the first-level cache ("Data Movement: cp.async").
+/// `cp.async`: copies 16 bytes, bypassing the first-level cache ("Data Movement: cp.async").
 #[cube]
 pub fn cp_async_16(shared: u32, global: u64) {
     gpu_asm!("cp.async.cg.shared.global [{s}], [{g}], 16;", s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global));
 }
 
-/// `cp.async` of 16 bytes, of which `bytes` (0 or 16) are read and the others are set to zero.
+/// `cp.async`: reads `bytes` bytes (0 or 16), and writes them and zeros up to 16 bytes.
 #[cube]
 pub fn cp_async_16_or_zero(shared: u32, global: u64, bytes: u32) {
     gpu_asm!(
@@ -20,13 +20,13 @@ pub fn cp_async_16_or_zero(shared: u32, global: u64, bytes: u32) {
     );
 }
 
-/// `cp.async` of 4 bytes.
+/// `cp.async`: copies 4 bytes.
 #[cube]
 pub fn cp_async_4(shared: u32, global: u64) {
     gpu_asm!("cp.async.ca.shared.global [{s}], [{g}], 4;", s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global));
 }
 
-/// `cp.async` of 8 bytes.
+/// `cp.async`: copies 8 bytes.
 #[cube]
 pub fn cp_async_8(shared: u32, global: u64) {
     gpu_asm!("cp.async.ca.shared.global [{s}], [{g}], 8;", s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global));
@@ -51,7 +51,7 @@ pub fn tensormap_address<T: CubePrimitive>(map: &TensorMap<T, Tiled>) -> u64 {
     tensor_map_address::<T, Tiled>(map)
 }
 
-/// Returns 0: no other runtime compiles the functions that take the address.
+/// Returns 0. Without the feature `cuda`, no runtime compiles the functions that use the address.
 #[cfg(not(feature = "cuda"))]
 #[cube]
 pub fn tensormap_address<T: CubePrimitive>(_map: &TensorMap<T, Tiled>) -> u64 {

@@ -3,8 +3,8 @@
 use super::read;
 use cubecl::prelude::*;
 
-/// `and` that stays where it is written. The compiler would move its own `and` beyond the
-/// `wgmma_fence` before which the result must be available.
+/// `and`: returns `a & b`, computed where this function is called. The compiler would move its own
+/// `and` beyond the `wgmma_fence` before which the result must be available.
 #[cube]
 pub fn and_here(a: u32, b: u32) -> u32 {
     let d: u32;
@@ -12,7 +12,7 @@ pub fn and_here(a: u32, b: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `a - b` of two pairs of f16.
+/// Returns `a - b` of two pairs of f16.
 #[cube]
 pub fn sub_f16x2(a: u32, b: u32) -> u32 {
     let d: u32;
@@ -20,7 +20,7 @@ pub fn sub_f16x2(a: u32, b: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `a * b` of two pairs of f16.
+/// Returns `a * b` of two pairs of f16.
 #[cube]
 pub fn mul_f16x2(a: u32, b: u32) -> u32 {
     let d: u32;
@@ -28,7 +28,7 @@ pub fn mul_f16x2(a: u32, b: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `a * b + c` of three pairs of f16.
+/// Returns `a * b + c` of three pairs of f16.
 #[cube]
 pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
     let d: u32;
@@ -39,7 +39,8 @@ pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `a * b + c` of three pairs of bf16; the only bf16x2 arithmetic of compute capability 8.0.
+/// Returns `a * b + c` of three pairs of bf16; the only bf16x2 arithmetic of compute capability
+/// 8.0.
 #[cube]
 pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
     let d: u32;
@@ -50,8 +51,8 @@ pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `prmt`: selects four bytes of two registers by the nibbles of `selector`, the lowest first: 0 to
-/// 3 are the bytes of `a`, 4 to 7 those of `b`.
+/// `prmt`: selects four bytes of two registers by the nibbles of `selector`, the lowest first. 0 to
+/// 3 select the bytes of `a`, 4 to 7 the bytes of `b`.
 #[cube]
 pub fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 {
     let d: u32;
@@ -75,7 +76,7 @@ pub fn cvt_halves(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
     read::<u32>(d)
 }
 
-/// `ex2.approx`: 2 to the power of a value, to a relative error of 2^-22 ("Floating Point
+/// `ex2.approx`: returns 2 to the power of a value, to a relative error of 2^-22 ("Floating Point
 /// Instructions: ex2").
 #[cube]
 pub fn ex2_approx(value: f32) -> f32 {
@@ -84,8 +85,8 @@ pub fn ex2_approx(value: f32) -> f32 {
     read::<f32>(d)
 }
 
-/// `rcp.approx`: the reciprocal, to one unit in the last place ("Floating Point Instructions:
-/// rcp").
+/// `rcp.approx`: returns the reciprocal, to one unit in the last place ("Floating Point
+/// Instructions: rcp").
 #[cube]
 pub fn rcp_approx(value: f32) -> f32 {
     let d: f32;
@@ -104,7 +105,7 @@ pub fn prmt_duplicate_half(value: u32, #[comptime] upper: bool) -> u32 {
     read::<u32>(d)
 }
 
-/// Converts the lower or upper half of a register, f16 or (`bf16`) bf16, to f32.
+/// Converts the lower or (`upper`) upper half of a register, f16 or (`bf16`) bf16, to f32.
 #[cube]
 pub fn half_to_f32(value: u32, #[comptime] upper: bool, #[comptime] bf16: bool) -> f32 {
     if comptime!(bf16) {

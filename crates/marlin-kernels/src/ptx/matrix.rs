@@ -26,8 +26,8 @@ pub fn ldmatrix_x4_trans(address: u32) -> U4 {
     read::<U4>(value)
 }
 
-/// `mma.sp::ordered_metadata.sync.m16n8k32` with f32 accumulators and f16 or (`bf16`) bf16
-/// fragments: A stores two of every four columns, B has 32 rows ("Warp-level matrix instructions
+/// `mma.sp::ordered_metadata.sync.m16n8k32`: multiplies f16 or (`bf16`) bf16 fragments, with f32
+/// accumulators. A stores two of every four columns, B has 32 rows ("Warp-level matrix instructions
 /// for sparse mma"). Of every four lanes, the first two (`selector` 0) or the last two (`selector`
 /// 1) provide the `metadata`.
 #[cube]
@@ -49,7 +49,7 @@ pub fn mma_sp_m16n8k32(
     read::<F4>(d)
 }
 
-/// `mma.sync.m16n8k16` with f32 accumulators and f16 or (`bf16`) bf16 fragments.
+/// `mma.sync.m16n8k16`: multiplies f16 or (`bf16`) bf16 fragments, with f32 accumulators.
 #[cube]
 pub fn mma_m16n8k16(a: U4, b0: u32, b1: u32, c: F4, #[comptime] bf16: bool) -> F4 {
     let d: F4;

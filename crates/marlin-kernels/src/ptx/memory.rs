@@ -11,7 +11,7 @@ pub fn ld_shared_16(address: u32) -> U4 {
     read::<U4>(value)
 }
 
-/// [`ld_shared_16()`] for four floats.
+/// Loads four floats like [`ld_shared_16()`].
 #[cube]
 pub fn ld_shared_f32_16(address: u32) -> F4 {
     let value: F4;
@@ -100,7 +100,7 @@ pub fn st_release(address: u64, value: u32) {
     gpu_asm!("st.release.gpu.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
 }
 
-/// `ld.relaxed.gpu` of a value and its mark, which [`st_marked()`] stores together: a store of
+/// `ld.relaxed.gpu`: loads a value and its mark, which [`st_marked()`] stores together. A store of
 /// another block is seen completely or not at all.
 #[cube]
 pub fn ld_marked(address: u64) -> (f32, u32) {
@@ -113,7 +113,7 @@ pub fn ld_marked(address: u64) -> (f32, u32) {
     (f32::reinterpret(both.extract(0usize)), both.extract(1usize))
 }
 
-/// `st.relaxed.gpu` of a value and its mark in one 64-bit word.
+/// `st.relaxed.gpu`: stores a value and its mark in one 64-bit word.
 #[cube]
 pub fn st_marked(address: u64, value: f32, mark: u32) {
     gpu_asm!(
@@ -122,8 +122,8 @@ pub fn st_marked(address: u64, value: f32, mark: u32) {
     );
 }
 
-/// `ld.global.nc.L1::no_allocate`: loads 16 bytes that are read only once; the load stays where it
-/// is written ("Data Movement: ld.global.nc").
+/// `ld.global.nc.L1::no_allocate`: loads 16 bytes that are read only once; the compiler does not
+/// move the load ("Data Movement: ld.global.nc").
 #[cube]
 pub fn ld_global_once_16(address: u64) -> U4 {
     let value: U4;
@@ -134,7 +134,7 @@ pub fn ld_global_once_16(address: u64) -> U4 {
     read::<U4>(value)
 }
 
-/// [`ld_global_once_16()`] for 8 bytes.
+/// Loads 8 bytes like [`ld_global_once_16()`].
 #[cube]
 pub fn ld_global_once_8(address: u64) -> U2 {
     let value: U2;
@@ -142,7 +142,7 @@ pub fn ld_global_once_8(address: u64) -> U2 {
     read::<U2>(value)
 }
 
-/// [`ld_global_once_16()`] for 4 bytes.
+/// Loads 4 bytes like [`ld_global_once_16()`].
 #[cube]
 pub fn ld_global_once_4(address: u64) -> u32 {
     let value: u32;

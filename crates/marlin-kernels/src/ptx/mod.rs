@@ -1,4 +1,4 @@
-//! PTX instructions for which CubeCL has no function; each function is one instruction.
+//! PTX instructions for which CubeCL has no function, with one function for each.
 //!
 //! Every operand is passed through [`read()`], because inline assembly would otherwise take a
 //! variable, a copy or another block's output by its stack address. Addresses of shared memory are
@@ -10,19 +10,19 @@
 mod barrier;
 mod cluster;
 mod copy;
+mod griddepcontrol;
 mod half;
 mod matrix;
 mod memory;
-mod overlap;
 mod warpgroup;
 
 pub use barrier::*;
 pub use cluster::*;
 pub use copy::*;
+pub use griddepcontrol::*;
 pub use half::*;
 pub use matrix::*;
 pub use memory::*;
-pub use overlap::*;
 pub use warpgroup::*;
 
 use cubecl::prelude::*;
@@ -40,8 +40,8 @@ pub fn read<T: CubePrimitive>(value: T) -> T {
     intrinsic!(|scope| value.read_value(scope).into())
 }
 
-/// `%laneid`: the number of a thread in its warp. CubeCL's own function divides by a warp size that
-/// it queries from the device.
+/// `%laneid`: returns the number of a thread in its warp. CubeCL's own function divides by a warp
+/// size that it queries from the device.
 #[cube]
 pub fn lane() -> u32 {
     let lane: u32;
@@ -49,8 +49,8 @@ pub fn lane() -> u32 {
     read::<u32>(lane)
 }
 
-/// Returns the same value, about which the compiler knows nothing. A loop whose end depends on it
-/// is not unrolled.
+/// Returns the same value, about which the compiler knows nothing. A loop whose end depends on the
+/// result is not unrolled.
 #[cube]
 pub fn opaque(value: u32) -> u32 {
     let same: u32;

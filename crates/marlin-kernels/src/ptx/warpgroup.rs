@@ -101,8 +101,8 @@ pub fn wgmma(
     );
 }
 
-/// [`wgmma()`] with A, 64 rows of K-major values, in shared memory as well: `a` is the lower half
-/// of its [descriptor](wgmma_descriptor()).
+/// Multiplies like [`wgmma()`], with A, 64 rows of K-major values, in shared memory as well: `a` is
+/// the lower half of its [descriptor](wgmma_descriptor()).
 #[cube]
 pub fn wgmma_shared(
     a: u32,
@@ -118,8 +118,8 @@ pub fn wgmma_shared(
     );
 }
 
-/// [`wgmma()`] with B transposed in shared memory: rows of K of N values, with the descriptor of
-/// [`wgmma_descriptor_transposed()`]. It always adds to the accumulators.
+/// Multiplies like [`wgmma()`], with B transposed in shared memory: rows of K of N values, with the
+/// descriptor of [`wgmma_descriptor_transposed()`]. It always adds to the accumulators.
 #[cube]
 pub fn wgmma_transposed(
     a: U4,
@@ -134,9 +134,10 @@ pub fn wgmma_transposed(
     );
 }
 
-/// `wgmma.mma_async.sp.m64nNk32`: [`wgmma()`] with an A that stores two of every four columns, and
-/// with 32 rows of B, 64 bytes from the descriptor on. Each warp passes the metadata of its 16
-/// rows, in the form that `mma_sp_m16n8k32` takes.
+/// `wgmma.mma_async.sp.m64nNk32`: multiplies like [`wgmma()`], with an A that stores two of every
+/// four columns, and with 32 rows of B, 64 bytes from the descriptor on. It always adds to the
+/// accumulators. Each warp passes the metadata of its 16 rows, in the form that `mma_sp_m16n8k32`
+/// takes.
 #[cube]
 pub fn wgmma_sp(
     a: U4,

@@ -1,18 +1,18 @@
 use cubecl::prelude::*;
-use marlin_format::Bits;
+use marlin_format::WeightValue;
 use marlin_format::layout::MetadataLayout;
 
-/// Columns of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
+/// The number of columns of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 const TILE_N: u32 = 64;
-/// Words of a tile.
+/// The number of words of a tile.
 const TILE_WORDS: u32 = 128;
 
-/// Words of the plain layout to words of the tile layout; see
+/// Converts words of the plain layout to words of the tile layout; see
 /// [`MarlinLayout`](marlin_format::layout::MarlinLayout) for the contents of a word.
 ///
-/// The eight weights of a word are two pairs of rows of four plain words: `2t, 2t + 1` of rows 0 to
-/// 7 and of rows 8 to 15, in two columns. Of 8 bits the four weights of a word are one pair of
-/// rows, half of a plain word, in two columns.
+/// With 4 bits, the eight weights of a word are pairs of rows from four plain words: rows `2t` and
+/// `2t + 1` of rows 0 to 7 and of rows 8 to 15, in two columns. With 8 bits, the four weights of a
+/// word are one pair of rows, half of a plain word, in two columns.
 #[cube(launch)]
 pub(super) fn words(
     plain: &[u32],
@@ -20,7 +20,7 @@ pub(super) fn words(
     plain_rows: u32,
     plain_columns: u32,
     tiles_n: u32,
-    #[comptime] bits: Bits,
+    #[comptime] value: WeightValue,
 ) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
@@ -32,15 +32,15 @@ pub(super) fn words(
     let row = tile / tiles_n * 2;
 
     let mut word = 0u32.runtime();
-    if comptime!(bits == Bits::Four) {
+    if comptime!(value == WeightValue::Int4) {
         let shift = lane % 4 * 8;
         #[unroll]
         for pair in 0..4u32 {
-            // Pairs 0 and 1 are rows 0 to 7 of the first column and of the second, pairs 2 and 3
-            // rows 8 to 15.
+            // Pairs 0 and 1 are in rows 0 to 7 of the first and of the second column, pairs 2 and 3
+            // in rows 8 to 15.
             let row = row + comptime!(pair / 2);
             let column = column + comptime!(pair % 2 * 8);
-            // Past the plain layout's own padding every value is 8.
+            // Beyond the padding of the plain layout, every value is 8.
             let mut two = 0x88u32.runtime();
             if row < plain_rows && column < plain_columns {
                 two = plain[(row * plain_columns + column) as usize] >> shift;
@@ -64,16 +64,16 @@ pub(super) fn words(
     out[ABSOLUTE_POS] = word;
 }
 
-/// Words of the tile layout to words of the plain layout. The eight weights of a word are one
-/// column's in half of a tile's rows: two each of four lanes. Of 8 bits its four weights are those
-/// of two lanes.
+/// Converts words of the tile layout to words of the plain layout. With 4 bits, the eight weights
+/// of a plain word are one column in half of a tile's rows: two weights from each of four lanes.
+/// With 8 bits, the four weights of a plain word come from two lanes.
 #[cube(launch)]
 pub(super) fn plain_words(
     tiles: &[u32],
     out: &mut [u32],
     plain_columns: u32,
     tiles_n: u32,
-    #[comptime] bits: Bits,
+    #[comptime] value: WeightValue,
 ) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
@@ -81,11 +81,11 @@ pub(super) fn plain_words(
     let row = ABSOLUTE_POS as u32 / plain_columns;
     let column = ABSOLUTE_POS as u32 % plain_columns;
     let tile = row / 2 * tiles_n + column / TILE_N;
-    // Of the tile's words, that of lane `4 (column % 8)` and the column's sub-tile.
+    // The index of the tile's word of lane `4 (column % 8)` and the column's sub-tile.
     let first = tile * TILE_WORDS + column % 8 * 16 + column % TILE_N / 16;
 
     let mut word = 0u32.runtime();
-    if comptime!(bits == Bits::Four) {
+    if comptime!(value == WeightValue::Int4) {
         let shift = (row % 2 * 2 + column % 16 / 8) * 4;
         #[unroll]
         for t in 0..4u32 {
@@ -103,12 +103,13 @@ pub(super) fn plain_words(
     out[ABSOLUTE_POS] = word;
 }
 
-/// Metadata of the plain layout to those of the tile layout; see
+/// Converts metadata of the plain layout to the tile layout; see
 /// [`SparseLayout`](marlin_format::layout::SparseLayout) for the contents of a word.
 ///
-/// The eight nibbles of a word are 16 rows of K, half of a plain word, in two columns. Nibbles that
-/// name no two rows in order, which only random bits hold, become those of the first two rows: what
-/// sparse tensor cores make of them is not defined.
+/// The eight nibbles of a word cover 16 rows of K, half of a plain word, in two columns. A nibble
+/// that does not name two rows in ascending order, which occurs only in random bits, is replaced by
+/// the nibble of the first two rows. The result of sparse tensor cores is not defined for such a
+/// nibble.
 #[cube(launch)]
 pub(super) fn metadata(
     plain: &[u32],
@@ -138,7 +139,8 @@ pub(super) fn metadata(
         }
         word |= four << comptime!(16 * half);
     }
-    // Bit by bit in the lowest bit of each nibble: the first place is below the second.
+    // Tests in the lowest bit of each nibble, bit by bit, whether the first index is below the
+    // second.
     let (a0, a1, b0, b1) = (word, word >> 1u32, word >> 2u32, word >> 3u32);
     let is_below = (!a1 & b1) | (!(a1 ^ b1) & !a0 & b0);
     let bad = !is_below & 0x1111_1111u32;
@@ -146,7 +148,7 @@ pub(super) fn metadata(
         (word & !(bad * 15u32)) | (bad * comptime!(u32::from(MetadataLayout::PADDING)));
 }
 
-/// Metadata of the tile layout to those of the plain layout.
+/// Converts metadata of the tile layout to the plain layout.
 #[cube(launch)]
 pub(super) fn plain_metadata(tiles: &[u32], out: &mut [u32], plain_columns: u32, tiles_n: u32) {
     if ABSOLUTE_POS >= out.len() {
@@ -156,7 +158,7 @@ pub(super) fn plain_metadata(tiles: &[u32], out: &mut [u32], plain_columns: u32,
     let column = ABSOLUTE_POS as u32 % plain_columns;
     let tile = row / 2 * tiles_n + column / TILE_N;
     let sub_tile = column % TILE_N / 16;
-    // The word of the first of two lanes.
+    // The index of the word of the first of two lanes.
     let first =
         tile * TILE_WORDS + (column % 8 * 4 + sub_tile % 2 * 2) * 4 + row % 2 * 2 + sub_tile / 2;
     let shift = column % 16 / 8 * 16;
@@ -165,8 +167,8 @@ pub(super) fn plain_metadata(tiles: &[u32], out: &mut [u32], plain_columns: u32,
     out[ABSOLUTE_POS] = low | high << 16u32;
 }
 
-/// The words of all values of a 2:4 weight, from those of its kept values, in the plain layout: the
-/// others are the zero point.
+/// Expands the words of the kept values of a 2:4 weight to words of all values, in the plain
+/// layout. The other values become the zero point.
 #[cube(launch)]
 pub(super) fn expand(
     kept: &[u32],
@@ -177,20 +179,20 @@ pub(super) fn expand(
     n: u32,
     columns: u32,
     group: u32,
-    #[comptime] bits: Bits,
+    #[comptime] value: WeightValue,
 ) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
     let (per_word, count, max) = comptime!((
-        bits.per_word() as u32,
-        bits.count() as u32,
-        u32::from(bits.max())
+        value.per_word() as u32,
+        value.bits() as u32,
+        u32::from(value.max())
     ));
     let row = ABSOLUTE_POS as u32 / columns;
     let column = ABSOLUTE_POS as u32 % columns;
     let first = row * per_word;
-    let mut word = comptime!(bits.padding_word()).runtime();
+    let mut word = comptime!(value.padding_word()).runtime();
     if column < n {
         let zero = #[comptime]
         match zero_points {
@@ -199,7 +201,7 @@ pub(super) fn expand(
                     words[(first / group * n.div_ceil(per_word) + column / per_word) as usize];
                 (word >> (column % per_word * count)) & max
             }
-            ComptimeOption::None => comptime!(u32::from(bits.midpoint())).runtime(),
+            ComptimeOption::None => comptime!(u32::from(value.midpoint())).runtime(),
         };
         let kept = kept[(row / 2 * columns + column) as usize] >> (row % 2 * 16);
         let nibbles = metadata[(first / 32 * columns + column) as usize] >> (first % 32);
@@ -222,8 +224,8 @@ pub(super) fn expand(
     out[ABSOLUTE_POS] = word;
 }
 
-/// Scales [G, N] from the plain to the tile layout, or back: the order of columns within a block is
-/// its own inverse. Padding is 0.
+/// Converts scales [G, N] from the plain to the tile layout, or back: the order of columns within a
+/// block is its own inverse. Padding is 0.
 #[cube(launch)]
 pub(super) fn scales<S: Float>(
     source: &[S],
@@ -251,7 +253,7 @@ pub(super) fn scales<S: Float>(
     out[ABSOLUTE_POS] = scale;
 }
 
-/// Zero points of 4 bits, [G, N/8], from the plain to the tile layout, or back: eight words of
+/// Converts 4-bit zero points [G, N/8] from the plain to the tile layout, or back: eight words of
 /// eight nibbles are transposed. Padding is 0.
 #[cube(launch)]
 pub(super) fn zero_points(
@@ -266,7 +268,7 @@ pub(super) fn zero_points(
     }
     let group = ABSOLUTE_POS as u32 / out_words;
     let place = ABSOLUTE_POS as u32 % out_words;
-    // Nibble `place % 8` of eight words.
+    // The output word consists of nibble `place % 8` of eight source words.
     let first = place / 8 * 8;
     let shift = place % 8 * 4;
     let mut word = 0u32.runtime();
@@ -280,8 +282,8 @@ pub(super) fn zero_points(
     out[ABSOLUTE_POS] = word;
 }
 
-/// Zero points of 8 bits, [G, N/4], from the plain to the tile layout: words `2g` and `2g + 1` of
-/// 64 columns have columns `g + 8i`. Padding is 0.
+/// Converts 8-bit zero points [G, N/4] from the plain to the tile layout: words `2g` and `2g + 1`
+/// of 64 columns hold columns `g + 8i`. Padding is 0.
 #[cube(launch)]
 pub(super) fn byte_zero_points(
     source: &[u32],
@@ -308,7 +310,7 @@ pub(super) fn byte_zero_points(
     out[ABSOLUTE_POS] = word;
 }
 
-/// Zero points of 8 bits from the tile to the plain layout.
+/// Converts 8-bit zero points from the tile to the plain layout.
 #[cube(launch)]
 pub(super) fn plain_byte_zero_points(
     source: &[u32],
@@ -333,8 +335,8 @@ pub(super) fn plain_byte_zero_points(
     out[ABSOLUTE_POS] = word;
 }
 
-/// Activations [M, K] to [M, K padded]: column `i` is column `row_permutation[i]`, or `i`; padding
-/// is 0.
+/// Copies activations [M, K] to [M, K padded]. Column `i` of the output is column
+/// `row_permutation[i]` of the input, or column `i` without a permutation. Padding is 0.
 #[cube(launch)]
 pub(super) fn arrange<F: Float>(
     x: &[F],

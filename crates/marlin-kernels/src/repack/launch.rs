@@ -1,18 +1,18 @@
 use super::kernel;
-use crate::device::elementwise;
+use crate::launch::elementwise;
 use crate::problem::{expect_length, expect_presence};
 use crate::tile::row_length;
 use crate::{KernelError, QuantProblem, WeightBuffers};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_format::{Bits, Sparsity, TensorDescriptor, WeightLayout, WeightTensor};
+use marlin_format::{Sparsity, TensorDescriptor, WeightLayout, WeightTensor, WeightValue};
 
 /// Repacks one tensor of a weight from the other layout to `to`. A row permutation is the same in
-/// both and is not repacked.
+/// both layouts, so it is not repacked, and `out` is not written.
 ///
 /// # Errors
-/// A buffer of the wrong length, a weight past what 32-bit indices reach, or a tensor that the
-/// format does not have.
+/// Returns an error for a buffer of the wrong length, a weight that 32-bit indices cannot address,
+/// or a tensor that the format does not have.
 pub fn tensor(
     client: &Client,
     problem: &QuantProblem,
@@ -46,18 +46,18 @@ pub fn tensor(
     )?;
     expect_length(problem, tensor.name(), to_shape.iter().product(), out.len())?;
     let (count, dim) = elementwise(client, out.len());
-    let bits = problem.spec().bits;
+    let bits = problem.spec().value;
     let [from_groups, from_columns, to_columns] =
         [from_shape[0], from_shape[1], to_shape[1]].map(|length| length as u32);
     match (tensor, to) {
-        (WeightTensor::Words, WeightLayout::Tile) => {
+        (WeightTensor::Qweight, WeightLayout::Tile) => {
             let [rows, columns, tiles_n] =
                 [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
             kernel::words::launch(
                 client, count, dim, source, out, rows, columns, tiles_n, bits,
             );
         }
-        (WeightTensor::Words, WeightLayout::Plain) => {
+        (WeightTensor::Qweight, WeightLayout::Plain) => {
             kernel::plain_words::launch(
                 client,
                 count,
@@ -99,7 +99,7 @@ pub fn tensor(
                 problem.scales.elem(),
             );
         }
-        (WeightTensor::ZeroPoints, _) if bits == Bits::Four => kernel::zero_points::launch(
+        (WeightTensor::ZeroPoints, _) if bits == WeightValue::Int4 => kernel::zero_points::launch(
             client,
             count,
             dim,
@@ -133,11 +133,12 @@ pub fn tensor(
     Ok(())
 }
 
-/// Fills a 2:4 weight's words with all of its values, in the plain layout: from its kept values,
-/// metadata and zero points in that layout.
+/// Writes the words of all values of a 2:4 weight, in the plain layout. The kept values, metadata
+/// and zero points must be in the plain layout.
 ///
 /// # Errors
-/// A buffer of the wrong length, a weight past what 32-bit indices reach, or one that is dense.
+/// Returns an error for a buffer of the wrong length, a weight that 32-bit indices cannot address,
+/// or a dense weight.
 pub fn expand(
     client: &Client,
     problem: &QuantProblem,
@@ -154,12 +155,12 @@ pub fn expand(
             .with_sparsity(Sparsity::Dense)
             .weight
             .tensors()
-            .words
+            .qweight
             .elements(),
         out.len(),
     )?;
     let WeightBuffers {
-        words,
+        qweight,
         metadata: Some(metadata),
         zero_points,
         ..
@@ -173,14 +174,14 @@ pub fn expand(
         k,
         n,
         sparse.weight.plain_layout().columns(),
-        spec.group.rows(k),
+        spec.scales.group.rows(k),
     ]
     .map(|length| length as u32);
     kernel::expand::launch(
         client,
         count,
         dim,
-        words,
+        qweight,
         metadata,
         zero_points.into(),
         out,
@@ -188,13 +189,13 @@ pub fn expand(
         n,
         columns,
         group,
-        spec.bits,
+        spec.value,
     );
     Ok(())
 }
 
-/// A weight in the plain layout with all of its values, in new buffers where it is another one, and
-/// the problem with it: what the portable kernels read.
+/// Returns a problem and its weight in the form that the portable kernels read: dense, in the plain
+/// layout. A weight in another form is converted to new buffers.
 pub(crate) fn to_portable(
     client: &Client,
     problem: &QuantProblem,
@@ -206,7 +207,7 @@ pub(crate) fn to_portable(
         return Ok((problem, weight));
     }
     let dense = problem.with_sparsity(Sparsity::Dense);
-    let words = dense.weight.tensors().words.elements();
+    let words = dense.weight.tensors().qweight.elements();
     let handle = client.empty(words * size_of::<u32>());
     // SAFETY: the buffer was made for these words.
     let out = || unsafe { BufferArg::from_raw_parts(handle.clone(), words) };
@@ -217,14 +218,14 @@ pub(crate) fn to_portable(
     Ok((
         dense,
         WeightBuffers {
-            words: out(),
+            qweight: out(),
             metadata: None,
             ..weight
         },
     ))
 }
 
-/// The same buffer for another launch.
+/// Returns an argument for the same buffer, for another launch.
 fn second(
     problem: &QuantProblem,
     role: WeightTensor,
@@ -242,7 +243,7 @@ fn second(
     }
 }
 
-/// Returns a weight in the plain layout, in new buffers if it is in another one.
+/// Returns a weight in the plain layout, in new buffers if it is in another layout.
 fn to_plain(
     client: &Client,
     problem: &QuantProblem,
@@ -272,12 +273,12 @@ fn to_plain(
     })
 }
 
-/// Activations [M, K] to [M, K up to a multiple of 8] in the order of the weight's stored rows,
-/// with zeros past K: what the tile kernels read.
+/// Copies activations [M, K] to [M, K rounded up to a multiple of 8] in the order of the weight's
+/// stored rows, with zeros beyond K. The tile kernels read this form.
 ///
 /// # Errors
-/// A buffer of the wrong length, activations past what 32-bit indices reach, a row permutation
-/// `[K]` that is missing or one too many.
+/// Returns an error for a buffer of the wrong length, activations that 32-bit indices cannot
+/// address, or a row permutation `[K]` that is missing or not expected.
 pub fn arrange(
     client: &Client,
     problem: &QuantProblem,

@@ -3,12 +3,12 @@
 use super::config::{Config, Product, Tile};
 use crate::Epilogue;
 use crate::device::WGMMA_CAPABILITY;
-use marlin_format::{Bits, GroupSize, Sparsity};
+use marlin_format::{GroupSize, Sparsity, WeightValue};
 
-/// The tiles that a plan chooses from for weights of 4 bits, each with the nanoseconds of one chunk
-/// on one otherwise idle multiprocessor of an H200 (groups of 128, f16). Deep tiles split a column
-/// among few blocks, wide ones read the activations less often. There are as many stages as fit in
-/// the card's shared memory.
+/// The candidate tiles for weights of 4 bits, each with the nanoseconds that one chunk takes on an
+/// otherwise idle multiprocessor of an H200 (groups of 128, f16). Deep tiles split a column among
+/// few blocks; wide tiles read the activations less often. [`with_stages`] sets the number of
+/// stages.
 const NIBBLE_TILES: [(Tile, u32); 45] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),
@@ -46,8 +46,8 @@ const NIBBLE_TILES: [(Tile, u32); 45] = [
     (sparse(1, 1, 12), 84),
     (sparse(1, 3, 4), 80),
     (sparse(2, 1, 8), 124),
-    // For the 99 KB of compute capability 8.6 and 8.9: with zero points in groups of 32 no other
-    // fits.
+    // This tile is for the 99 KB of shared memory of compute capability 8.6 and 8.9: with zero
+    // points in groups of 32, no other tile fits without register spills.
     (sparse(2, 2, 2), 144),
     (sparse(2, 2, 6), 102),
     (sparse(4, 2, 4), 159),
@@ -59,8 +59,9 @@ const NIBBLE_TILES: [(Tile, u32); 45] = [
     (sparse_wgmma(16, 8, 1), 270),
 ];
 
-/// Those for weights of 8 bits, with the nanoseconds of a chunk's products alone: the time of its
-/// bytes, which is longer with few rows, is known without a fit.
+/// The candidate tiles for weights of 8 bits, each with the nanoseconds of a chunk's products
+/// alone. With few rows, reading the chunk's bytes takes longer; `cost.rs` computes that time from
+/// the memory bandwidth.
 const BYTE_TILES: [(Tile, u32); 19] = [
     (tile(1, 1, 8), 72),
     (tile(1, 2, 4), 90),
@@ -73,7 +74,8 @@ const BYTE_TILES: [(Tile, u32); 19] = [
     (wgmma(16, 4, 2), 195),
     (wgmma(16, 8, 1), 200),
     (sparse(1, 1, 8), 97),
-    // For the 99 KB of compute capability 8.6 and 8.9; not timed.
+    // This tile is for the 99 KB of shared memory of compute capability 8.6 and 8.9. Its time was
+    // not measured.
     (sparse(1, 1, 4), 115),
     (sparse(2, 2, 4), 115),
     (sparse(4, 2, 2), 202),
@@ -85,14 +87,14 @@ const BYTE_TILES: [(Tile, u32); 19] = [
 ];
 
 /// The tiles for weights of a width, with their nanoseconds.
-const fn candidates(bits: Bits) -> &'static [(Tile, u32)] {
-    match bits {
-        Bits::Four => &NIBBLE_TILES,
-        Bits::Eight => &BYTE_TILES,
+const fn candidates(value: WeightValue) -> &'static [(Tile, u32)] {
+    match value {
+        WeightValue::Int4 => &NIBBLE_TILES,
+        WeightValue::Int8 => &BYTE_TILES,
     }
 }
 
-/// A tile without its stages.
+/// Creates a tile of `mma.sync` with 0 stages.
 const fn tile(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     Tile {
         batch_tiles,
@@ -104,7 +106,7 @@ const fn tile(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     }
 }
 
-/// A tile of warpgroups without its stages.
+/// Creates a tile of `wgmma` with 0 stages.
 const fn wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     Tile {
         product: Product::Wgmma,
@@ -112,7 +114,7 @@ const fn wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     }
 }
 
-/// A tile of a 2:4 weight without its stages.
+/// Creates a tile of `mma.sp.sync`, for a 2:4 weight, with 0 stages.
 const fn sparse(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     Tile {
         product: Product::SparseMmaSync,
@@ -120,7 +122,7 @@ const fn sparse(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     }
 }
 
-/// A tile of warpgroups and a 2:4 weight without its stages.
+/// Creates a tile of `wgmma.sp`, for a 2:4 weight, with 0 stages.
 const fn sparse_wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     Tile {
         product: Product::SparseWgmma,
@@ -128,50 +130,51 @@ const fn sparse_wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Til
     }
 }
 
-/// A tile of clusters of `cluster` blocks.
+/// Returns a tile whose K is split among the `cluster` blocks of a cluster.
 const fn clustered(cluster: usize, tile: Tile) -> Tile {
     Tile { cluster, ..tile }
 }
 
-/// Most stages of a tile: more in flight gains nothing on an H200.
+/// The maximum number of stages of a tile. More stages in flight gain nothing on an H200.
 const MAX_STAGES: usize = 8;
-/// Bytes of shared memory that a tile of few rows takes, if it can do with them: the rest is for
-/// blocks of the kernels before and after it in a pass ([`overlap`](crate::overlap)). A step of
-/// Llama 2 7B on an H200, tokens/s with 16 sequences: 7141 with 227 KB, 7780 with 160, 7640 with
-/// 112, 7390 with 90.
+/// The bytes of shared memory to which tiles of up to 64 rows are limited, if enough stages fit.
+/// The rest is for blocks of the kernels before and after it in a pass, which overlap with it
+/// ([programmatic dependent launch](crate::pdl)). A decode step of Llama 2 7B on an H200 with 16
+/// sequences, in tokens/s: 7141 with 227 KB, 7780 with 160, 7640 with 112, 7390 with 90.
 const FEW_ROWS_SHARED: usize = 160 * 1024;
-/// Fewest steps that copies run ahead of products.
+/// The minimum number of steps by which copies run ahead of products.
 const MIN_AHEAD: usize = 1;
 
 /// Nanoseconds that a chunk of a tile takes, whatever its stages.
-pub(crate) fn chunk_nanoseconds(tile: &Tile, bits: Bits) -> f64 {
+pub(crate) fn chunk_nanoseconds(tile: &Tile, value: WeightValue) -> f64 {
     let same = |other: &Tile| {
         Tile {
             stages: tile.stages,
             ..*other
         } == *tile
     };
-    candidates(bits)
+    candidates(value)
         .iter()
         .find(|(other, _)| same(other))
         .map_or(f64::INFINITY, |&(_, nanoseconds)| f64::from(nanoseconds))
 }
 
 /// The tiles for weights of a width that a card of compute capability `capability` can run.
-fn tiles(capability: u32, bits: Bits) -> impl Iterator<Item = Tile> {
-    candidates(bits)
+fn tiles(capability: u32, value: WeightValue) -> impl Iterator<Item = Tile> {
+    candidates(value)
         .iter()
         .map(|&(tile, _)| tile)
         .filter(move |tile| capability == WGMMA_CAPABILITY || !tile.is_wgmma())
 }
 
-/// Every tile of a card of compute capability `capability`, as a configuration of any format: for
-/// what formats do not change.
+/// Returns configurations of every tile that a card of compute capability `capability` can run, in
+/// an arbitrary format and with each supported epilogue. The caller must use only properties that
+/// do not depend on the format.
 pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
-    Bits::ALL.into_iter().flat_map(move |bits| {
+    WeightValue::ALL.into_iter().flat_map(move |value| {
         let format = move |tile: &Tile, epilogue| Format {
             group: GroupSize::Channel,
-            bits,
+            value,
             zero_points: false,
             bf16: false,
             sparsity: tile.sparsity(),
@@ -179,24 +182,24 @@ pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
         };
         let epilogues =
             move |tile: Tile| Epilogue::ALL.map(|epilogue| format(&tile, epilogue).config(tile));
-        tiles(capability, bits)
+        tiles(capability, value)
             .flat_map(epilogues)
             .filter(Config::takes_epilogue)
     })
 }
 
-/// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose
-/// blocks may have `shared_limit` bytes of shared memory.
+/// Returns every configuration that can run on a card of compute capability `capability` (80 for
+/// 8.0) with `shared_limit` bytes of shared memory per block.
 pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
-    let values = Bits::ALL
+    let values = WeightValue::ALL
         .into_iter()
-        .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
-    let formats = values.flat_map(|(bits, sparsity)| {
+        .flat_map(|value| Sparsity::ALL.map(|sparsity| (value, sparsity)));
+    let formats = values.flat_map(|(value, sparsity)| {
         GroupSize::ALL.into_iter().flat_map(move |group| {
             [(false, false), (false, true), (true, false), (true, true)].map(
                 |(zero_points, bf16)| Format {
                     group,
-                    bits,
+                    value,
                     zero_points,
                     bf16,
                     sparsity,
@@ -212,11 +215,11 @@ pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
         .collect()
 }
 
-/// The part of a configuration that a problem fixes.
+/// The part of a configuration that a problem determines; the rest is the tile.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Format {
     pub group: GroupSize,
-    pub bits: Bits,
+    pub value: WeightValue,
     pub zero_points: bool,
     pub bf16: bool,
     pub sparsity: Sparsity,
@@ -224,9 +227,10 @@ pub(crate) struct Format {
 }
 
 impl Format {
-    /// Every tile that fits, with its stages.
+    /// Returns the configurations of all tiles that support this format and fit in `shared_limit`
+    /// bytes of shared memory, with their number of stages.
     pub fn configs(self, capability: u32, shared_limit: usize) -> impl Iterator<Item = Config> {
-        tiles(capability, self.bits)
+        tiles(capability, self.value)
             .filter(move |tile| tile.sparsity() == self.sparsity)
             .map(move |tile| self.config(tile))
             .filter(Config::takes_epilogue)
@@ -234,11 +238,11 @@ impl Format {
             .filter(move |config| !spills(config, capability))
     }
 
-    /// The configuration with a tile.
+    /// Returns the configuration of this format with a tile.
     pub fn config(self, tile: Tile) -> Config {
         let Self {
             group,
-            bits,
+            value,
             zero_points,
             bf16,
             epilogue,
@@ -247,7 +251,7 @@ impl Format {
         Config {
             tile,
             group,
-            bits,
+            value,
             zero_points,
             bf16,
             epilogue,
@@ -255,8 +259,8 @@ impl Format {
     }
 }
 
-/// A configuration with as many stages as fit in `shared_limit` bytes, or for few rows in
-/// [`FEW_ROWS_SHARED`]; `None` if too few fit.
+/// Returns the configuration with as many stages as fit in `shared_limit` bytes; for up to 64 rows
+/// in [`FEW_ROWS_SHARED`], if enough stages fit there. `None` if too few stages fit.
 fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
     let stages_in = |limit: usize| {
         let room = limit.saturating_sub(config.end_bytes());
@@ -278,10 +282,10 @@ fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
     })
 }
 
-/// Returns true if ptxas (13.5) spills a few registers: it limits the kernel to 64 or 128 of twice
-/// as many available, or 12 warps need more than the 128 that they can have with a producer.
-/// Another version may spill elsewhere, or not at all: then a candidate is missing or slow, never
-/// wrong.
+/// Returns true if ptxas (13.5) spills registers of a configuration. ptxas limits some kernels to
+/// 64 or 128 registers although twice as many are available. With a producer, 12 warps may need
+/// more than the 128 registers that each thread can have. Another version of ptxas may spill in
+/// other configurations; a candidate is then missing or slow, but results stay correct.
 fn spills(config: &Config, capability: u32) -> bool {
     let Tile {
         batch_tiles,
@@ -297,18 +301,18 @@ fn spills(config: &Config, capability: u32) -> bool {
         bf16,
         ..
     } = *config;
-    // With SwiGLU 8 to 40 bytes in most formats: a step's plan has SwiGLU after the matmul then,
-    // which costs less than another tile.
+    // With SwiGLU, this tile spills 8 to 40 bytes in most formats. The plan then computes SwiGLU
+    // after the matmul, which costs less than another tile.
     if config.is_gated() && config.tile.is_wgmma() && tile == (8, 4, 1) {
         return true;
     }
-    if config.bits == Bits::Eight {
+    if config.value == WeightValue::Int8 {
         return match (product, capability, tile) {
             (Product::Wgmma, _, (8, 4, 1)) => group == GroupSize::Channel,
-            // Hundreds of bytes, in every format.
+            // These spill hundreds of bytes, in every format.
             (Product::MmaSync | Product::SparseMmaSync, 86 | 89, (8, 4, 1)) => true,
             (Product::MmaSync, 80, (1, 2, 4)) => group == GroupSize::Channel && !zero_points,
-            // Cards with more shared memory have larger ones.
+            // Cards with more shared memory use larger tiles.
             (Product::SparseMmaSync, 80 | 90, (1, 1, 4)) => true,
             (Product::SparseMmaSync, 80, (2, 2, 4) | (8, 4, 1)) => {
                 group == GroupSize::G64 && zero_points
@@ -317,8 +321,8 @@ fn spills(config: &Config, capability: u32) -> bool {
         };
     }
     if config.tile.is_sparse() {
-        // The second spills nothing; the compiler unrolls the loop of its first copies, which the
-        // proof counts.
+        // The second tile spills nothing, but the compiler unrolls the loop of its first copies,
+        // which the instruction counts of `cargo xtask proof` do not allow.
         if product == Product::SparseWgmma
             && matches!(tile, (8, 4, 1) | (4, 4, 2))
             && group == GroupSize::Channel

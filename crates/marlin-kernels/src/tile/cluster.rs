@@ -1,9 +1,10 @@
-//! Sums of a tile whose K the blocks of a cluster split, added through distributed shared memory.
+//! The exchange of sums through distributed shared memory, for a tile whose K is split among the
+//! blocks of a cluster.
 //!
-//! A block adds and writes the rows of some n8 tiles, and stores its sums of all others in the
-//! shared memory of the blocks that add those. All blocks of a cluster run at the same time, so
-//! they may wait for each other. In global memory, where no block may wait for a later one, the
-//! last adds the sums of all.
+//! Each block adds and writes the rows of some n8 tiles. It stores its sums of the other n8 tiles
+//! in the shared memory of the blocks that add them. All blocks of a cluster run at the same time,
+//! so they may wait for each other. Blocks that exchange sums through global memory may wait only
+//! for earlier blocks, so there the last block of a tile adds the sums of all blocks.
 //!
 //! ```text
 //! n8 tiles     0   1   2   3   4   5   6   7
@@ -11,7 +12,8 @@
 //! block 1      ->0 ->0 ->0 own own own ->2 ->2     receives the n8 tiles 3, 4 and 5 of the blocks 0 and 2
 //! ```
 //!
-//! A thread stores its sums where the thread of the same index adds them.
+//! A thread stores its sums at the position from which the thread of the same index in the
+//! receiving block reads them.
 
 use super::config::Config;
 use crate::ptx::{
@@ -22,29 +24,30 @@ use crate::ptx::{
 use cubecl::prelude::*;
 
 impl Config {
-    /// The n8 tiles whose sums a block adds: of a cluster a share of the tile's. The last blocks
-    /// may have fewer.
+    /// Returns the number of n8 tiles whose sums a block adds: all n8 tiles of the tile or, in a
+    /// cluster, the block's share. The last blocks of a cluster may add fewer.
     pub(crate) const fn batch_tiles_each(&self) -> usize {
         self.tile.batch_tiles.div_ceil(self.tile.cluster)
     }
 
-    /// Bytes of a block's sums of an n8 tile.
+    /// Returns the number of bytes of a block's sums of one n8 tile.
     const fn batch_tile_bytes(&self) -> usize {
         16 * self.tile.sub_tiles() * self.tile.threads()
     }
 
-    /// Bytes of the sums that a block of a cluster receives from all others.
+    /// Returns the number of bytes of the sums that a block of a cluster receives from all other
+    /// blocks.
     pub(crate) const fn received_bytes(&self) -> usize {
         (self.tile.cluster - 1) * self.batch_tiles_each() * self.batch_tile_bytes()
     }
 }
 
-/// Where a block of a cluster receives sums.
+/// The place in shared memory where a block of a cluster receives sums.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Receiver {
-    /// The shared address of the sums of the other blocks, in the order of their ranks.
+    /// The shared-memory address of the sums of the other blocks, in the order of their ranks.
     sums: u32,
-    /// The shared address of the barrier that counts their bytes.
+    /// The shared-memory address of the barrier that counts the bytes of these sums.
     barrier: u32,
     /// The block's rank in its cluster.
     pub rank: u32,
@@ -52,8 +55,9 @@ pub(crate) struct Receiver {
 
 #[cube]
 impl Receiver {
-    /// The start of a block, by all of its threads: sets up the barrier, before others of the
-    /// cluster store. A block by itself has nothing to receive.
+    /// Creates the receiver at the start of a block; called by all threads. Initialises the barrier
+    /// before other blocks of the cluster store sums. A block that is not in a cluster receives
+    /// nothing.
     pub fn new(#[comptime] config: Config) -> Receiver {
         if comptime!(config.tile.is_clustered()) {
             let sums = Shared::<[f32]>::new_aligned_slice(
@@ -91,8 +95,9 @@ impl Receiver {
         }
     }
 
-    /// The sums of all blocks for the n8 tiles that this one adds, always added in the same order:
-    /// `sums` are the block's own, both `[sub-tile, n8 tile]`.
+    /// Exchanges sums with the other blocks of the cluster. Writes to `added` the sums of all
+    /// blocks for the n8 tiles that this block adds, always added in the same order. `sums` are the
+    /// block's own sums. The order of `sums` and `added` is `[sub-tile, n8 tile]`.
     pub fn exchange(&self, sums: &Array<F4>, added: &mut Array<F4>, #[comptime] config: Config) {
         let (each, sub_tiles, batch_tiles) = comptime!((
             config.batch_tiles_each(),
@@ -101,7 +106,7 @@ impl Receiver {
         ));
         let fragment_bytes = comptime!(16 * config.tile.threads());
         let thread = UNIT_POS_X * 16;
-        // All blocks of the cluster have begun.
+        // Once this wait returns, all blocks of the cluster have started.
         cluster_wait();
         #[unroll]
         for owner in 0..comptime!(batch_tiles.div_ceil(each)) {

@@ -1,27 +1,29 @@
-//! The choice of a tile and its blocks, from a model of the time a launch takes.
+//! The choice of a tile and of the number of blocks, from a model of the time of a launch.
 
 use super::candidates::{Format, chunk_nanoseconds};
 use super::config::{CHUNK_K, Tile};
 use super::exchange::MAX_BLOCKS;
 use crate::device::MIN_CAPABILITY;
 use crate::{ActivationDtype, Card, Epilogue, QuantProblem};
-use marlin_format::{Bits, GroupSize, WeightLayout};
+use marlin_format::{GroupSize, WeightLayout, WeightValue};
 
 /// A launch of a tile kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Launch {
-    /// The layout of a block's work.
+    /// The division of a block's work.
     pub tile: Tile,
-    /// Blocks: at most one for each multiprocessor. Of clusters there is one for each tile.
+    /// The number of blocks: at most one for each multiprocessor. With clusters, there is one
+    /// cluster for each tile.
     pub blocks: usize,
 }
 
-/// Microseconds of a kernel of its own for SwiGLU after the matmul: 2.2 for one row of Llama 2 7B
-/// on an H200.
+/// The microseconds of a separate SwiGLU kernel after the matmul: 2.2 for one row of Llama 2 7B on
+/// an H200.
 const SWIGLU_MICROSECONDS: f64 = 2.2;
 
-/// The launch that the model expects to be the fastest; `None` if the card is too old or no tile
-/// fits it, or if tiles that take SwiGLU are so much slower that a kernel of its own is the faster.
+/// Returns the launch that the model expects to be the fastest. `None` if the card is too old, if
+/// no tile fits in its shared memory, or if a separate SwiGLU kernel after the matmul is expected
+/// to be faster than tiles that compute SwiGLU.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<Launch> {
     let (time, launch) = fastest(problem, card)?;
     if problem.epilogue == Epilogue::SwiGlu {
@@ -31,7 +33,7 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<Launch> {
     Some(launch)
 }
 
-/// The fastest launch, with the estimated microseconds.
+/// Returns the fastest launch, and its estimated time in microseconds.
 fn fastest(problem: &QuantProblem, card: &Card) -> Option<(f64, Launch)> {
     let estimated = launches(problem, card)
         .into_iter()
@@ -39,7 +41,7 @@ fn fastest(problem: &QuantProblem, card: &Card) -> Option<(f64, Launch)> {
     estimated.min_by(|(a, _), (b, _)| a.total_cmp(b))
 }
 
-/// Every launch of a problem on a card: the candidates of [`plan`].
+/// Returns every launch of a problem on a card: the candidates of [`plan`].
 pub fn launches(problem: &QuantProblem, card: &Card) -> Vec<Launch> {
     if card.capability < MIN_CAPABILITY {
         return Vec::new();
@@ -54,13 +56,13 @@ pub fn launches(problem: &QuantProblem, card: &Card) -> Vec<Launch> {
         })
     };
     tiles
-        .filter(|tile| problem.fills(tile.columns()))
+        .filter(|tile| problem.divides_into(tile.columns()))
         .filter_map(launch)
         .collect()
 }
 
-/// The blocks of a launch; `None` if the card does not run a cluster for each tile at the same
-/// time, or K has fewer steps than a cluster blocks.
+/// Returns the number of blocks of a launch. `None` if the card cannot run a cluster for each tile
+/// at the same time, or if K has fewer steps than a cluster has blocks.
 pub(crate) fn blocks(problem: &QuantProblem, tile: &Tile, card: &Card) -> Option<usize> {
     let work = Work::new(problem, tile);
     if tile.is_clustered() {
@@ -76,12 +78,12 @@ pub(crate) fn blocks(problem: &QuantProblem, tile: &Tile, card: &Card) -> Option
     )
 }
 
-/// The part of a configuration that a problem fixes.
+/// Returns the part of a configuration that a problem determines.
 pub(crate) fn format(problem: &QuantProblem) -> Format {
     let (spec, weight) = (problem.spec(), problem.weight.in_layout(WeightLayout::Tile));
-    // With one group, K has no group boundaries: its scales are applied at the end.
+    // A weight with one group has no group boundaries along K; its scales are applied at the end.
     let group = if weight.groups() > 1 {
-        spec.group
+        spec.scales.group
     } else {
         GroupSize::Channel
     };
@@ -89,21 +91,21 @@ pub(crate) fn format(problem: &QuantProblem) -> Format {
     let bf16 = problem.activations == ActivationDtype::BF16;
     Format {
         group,
-        bits: spec.bits,
-        zero_points: spec.zero_points,
+        value: spec.value,
+        zero_points: spec.has_zero_points(),
         bf16,
         sparsity,
         epilogue: problem.epilogue,
     }
 }
 
-/// A problem in a tile's units.
+/// The work of a problem, in units of a tile.
 pub(crate) struct Work {
-    /// Output tiles along N.
+    /// The number of output tiles along N.
     pub columns: usize,
-    /// Blocks of rows of activations.
+    /// The number of blocks of rows of activations, which is the number of output tiles along M.
     pub row_blocks: usize,
-    /// Steps of K in a tile.
+    /// The number of steps of K in a tile.
     pub depth: usize,
 }
 
@@ -119,18 +121,18 @@ impl Work {
         }
     }
 
-    /// Output tiles.
+    /// Returns the number of output tiles.
     pub fn tiles(&self) -> usize {
         self.columns * self.row_blocks
     }
 
-    /// Steps of all tiles.
+    /// Returns the number of units of work: the steps of all tiles.
     pub fn units(&self) -> usize {
         self.tiles() * self.depth
     }
 
-    /// Waves of whole tiles, one for each block: as many as leave each block a tile or more that is
-    /// divided into stripes.
+    /// Returns the number of waves of whole tiles, one tile per block in each wave. At least one
+    /// tile per block is left for division into stripes, if there are as many tiles as blocks.
     pub fn waves(&self, tile: &Tile, blocks: usize) -> usize {
         if tile.has_waves() {
             (self.tiles() / blocks).saturating_sub(1)
@@ -140,45 +142,47 @@ impl Work {
     }
 }
 
-/// Bytes of weights that a multiprocessor of an H200 gets from memory while all read: 4.37 TB/s
-/// among 132.
+/// The bytes of weights per nanosecond that a multiprocessor of an H200 reads from memory while all
+/// multiprocessors read: 4.37 TB/s among 132.
 const BYTES_A_NANOSECOND: f64 = 33.0;
 
-/// Microseconds of a launch of clusters beside its products, and nanoseconds of each byte that a
-/// block receives. With the nanoseconds of their chunks they are a fit to launches of an H100 at
-/// 64, 128 and 256 rows.
+/// The microseconds of a launch of clusters beyond its products, and the nanoseconds of each byte
+/// that a block receives. Both constants, and the nanoseconds of chunks of clustered tiles, are a
+/// fit to launches on an H100 at 64, 128 and 256 rows.
 const CLUSTER_MICROSECONDS: f64 = 2.4;
 const NANOSECONDS_A_RECEIVED_BYTE: f64 = 0.021;
 
-/// Estimated time in microseconds: of the steps, of adding split tiles and writing whole ones, and
-/// of the launch.
+/// Returns the estimated time in microseconds: of the steps, of adding the sums of split tiles and
+/// writing whole tiles, and of the launch.
 ///
 /// The constants, and [`chunk_nanoseconds`], are a fit to launches of every tile on an H200 (12
-/// shapes, M = 1 to 256, groups of 128, f16): the mean error is 6 %, and the tile that they choose
-/// is on average 0.4 %, at most 7 %, slower than the best. On other cards the choice was not
-/// measured. The nanoseconds of 2:4 tiles are a fit to seven of the shapes: the tile that they
-/// choose is on average 0.8 %, at most 4 %, slower than the best. Those of 8 bits are a fit to four
-/// of the shapes (M = 1 to 64): on average 0.3 %, at most 3 %. Those of tiles of 128 rows are a fit
-/// to the tiles that were chosen of nine shapes at M = 128 to 4096.
+/// shapes, M = 1 to 256, groups of 128, f16). The mean error is 6 %, and the chosen tile is on
+/// average 0.4 %, at most 7 %, slower than the best tile. On other cards the choice was not
+/// measured.
+///
+/// The nanoseconds of 2:4 tiles are a fit to seven of the shapes: the chosen tile is on average 0.8
+/// %, at most 4 %, slower than the best tile. The nanoseconds of 8-bit tiles are a fit to four of
+/// the shapes (M = 1 to 64): on average 0.3 %, at most 3 % slower. The nanoseconds of tiles of 128
+/// rows are a fit to the tiles that were chosen for nine shapes at M = 128 to 4096.
 fn estimate(problem: &QuantProblem, tile: &Tile, card: &Card) -> f64 {
     let work = Work::new(problem, tile);
     let (warps, chunks) = (tile.warps() as f64, tile.chunks() as f64);
     if tile.is_clustered() {
         let products = work.depth.div_ceil(tile.cluster) as f64
             * chunks
-            * chunk_nanoseconds(tile, problem.spec().bits);
+            * chunk_nanoseconds(tile, problem.spec().value);
         let received = format(problem).config(*tile).received_bytes() as f64;
         return (products + received * NANOSECONDS_A_RECEIVED_BYTE) / 1000.0
             + CLUSTER_MICROSECONDS
             + 0.2057 * warps;
     }
-    // The units of a block.
+    // The number of units of a block.
     let share = work.units() as f64 / card.multiprocessors.min(work.units()).max(1) as f64;
-    let products = share.ceil() * chunks * chunk_nanoseconds(tile, problem.spec().bits);
-    let steps = match problem.spec().bits {
-        Bits::Four => products,
+    let products = share.ceil() * chunks * chunk_nanoseconds(tile, problem.spec().value);
+    let steps = match problem.spec().value {
+        WeightValue::Int4 => products,
         // Blocks of the same columns read the same bytes, from memory only once.
-        Bits::Eight => {
+        WeightValue::Int8 => {
             let bytes = share / work.row_blocks as f64
                 * chunks
                 * format(problem).config(*tile).chunk_bytes() as f64;
@@ -186,7 +190,8 @@ fn estimate(problem: &QuantProblem, tile: &Tile, card: &Card) -> f64 {
         }
     } / 1000.0;
 
-    // Blocks that have a part of the same tile, and tiles that a block writes.
+    // `parts` is the number of blocks that share a tile, and `tails` the number of tiles that a
+    // block writes.
     let is_split = share.fract() != 0.0 || share % work.depth as f64 != 0.0;
     let parts = if is_split {
         (work.depth as f64 / share).max(1.0).ceil()
@@ -195,7 +200,7 @@ fn estimate(problem: &QuantProblem, tile: &Tile, card: &Card) -> f64 {
     };
     let tails = (share / work.depth as f64).ceil();
     let outputs = (tile.rows() * tile.columns() / tile.threads()) as f64;
-    // Sums under a flag cost a wait, but less for each sum.
+    // Sums under a flag cost a wait, but less time for each sum.
     let ends = if format(problem).config(*tile).is_flagged() {
         3.8 + outputs * (0.0137 * parts + 0.0045 * tails)
     } else {
@@ -229,7 +234,11 @@ mod tests {
                     for (k, n) in [(128, 1), (4096, 4096), (28672, 8192), (18432, 73728)] {
                         for zero_points in [false, true] {
                             let mut problem = problem(m, k, n, group);
-                            problem.weight.format.spec.zero_points = zero_points;
+                            problem.weight.format.spec = problem
+                                .weight
+                                .format
+                                .spec
+                                .with_zero_point(zero_points.into());
                             let launch = plan(&problem, &card)
                                 .unwrap_or_else(|| panic!("{problem} on {card:?}"));
                             assert!(

@@ -1,23 +1,23 @@
-//! From the warps' sums to the output: added along K in shared memory, then across blocks, then
-//! scaled, biased and written.
+//! The reduction of the warps' sums to the output: sums are added along K in shared memory, then
+//! across blocks; then they are scaled, the bias is added, and the result is written.
 
 use super::cluster::Receiver;
 use super::config::Config;
 use super::exchange;
 use super::fragment::stored_units;
-use super::lengths::Lengths;
 use super::outputs::{CONSUMERS, has_output, output, sync_consumers};
+use super::sizes::TileSizes;
 use super::stripe::{TilePart, stripe_start, tile_place};
 use crate::ptx::{F4, bar_sync_numbered, bar_warp_sync, ex2_approx, lane, rcp_approx};
 use cubecl::prelude::*;
 
-/// Ends the block's part of a tile. The blocks of a cluster, which have a tile alone, add and write
-/// a share of its rows each ([`cluster`](super::cluster)).
+/// Finishes the block's part of a tile. The blocks of a cluster compute one tile together, and each
+/// of them adds and writes a share of its rows ([`cluster`](super::cluster)).
 ///
-/// A part that is not the tail of its tile is written to the block's area of the workspace. A tail
-/// adds the sums of the blocks before it, from the nearest to the farthest, and writes the output:
-/// the order never changes, so the same inputs give the same bits. A block waits only for blocks
-/// that were started before it.
+/// The sums of a part that is not the tail of its tile are written to the block's area of the
+/// workspace. The block that computes the tail adds the sums of the preceding blocks, from the
+/// nearest to the farthest, and writes the output. The order never changes, so the same inputs give
+/// the same bits. A block waits only for blocks that were started before it.
 #[cube]
 pub(crate) fn finish<F: Float>(
     sums: &Array<F4>,
@@ -28,13 +28,13 @@ pub(crate) fn finish<F: Float>(
     out: &mut [F],
     workspace: u64,
     part: &TilePart,
-    lengths: &Lengths,
+    sizes: &TileSizes,
     #[comptime] config: Config,
 ) {
     let mut totals = Array::<f32>::new(comptime!(config.outputs()));
-    let (column, row_block) = tile_place(part.tile, lengths, config);
+    let (column, row_block) = tile_place(part.tile, sizes, config);
     let first_row = row_block * comptime!(config.tile.rows() as u32);
-    let rows = lengths.m - first_row;
+    let rows = sizes.m - first_row;
     if comptime!(config.tile.is_clustered()) {
         let mut added = Array::<F4>::new(comptime!(
             config.batch_tiles_each() * config.tile.sub_tiles()
@@ -51,19 +51,19 @@ pub(crate) fn finish<F: Float>(
             scales,
             bias,
             out,
-            lengths,
+            sizes,
             config,
         );
     } else {
         add_along_k(sums, reduce, &mut totals, config);
-        if part.end == lengths.depth {
+        if part.end == sizes.depth {
             let mut other = CUBE_POS_X;
-            while stripe_start(lengths, other) > part.tile * lengths.depth {
+            while stripe_start(sizes, other) > part.tile * sizes.depth {
                 other -= 1;
                 exchange::add(&mut totals, other, workspace, rows, config);
             }
             write::<F>(
-                &totals, first_row, rows, column, scales, bias, out, lengths, config,
+                &totals, first_row, rows, column, scales, bias, out, sizes, config,
             );
         } else {
             exchange::leave(&totals, workspace, rows, config);
@@ -71,8 +71,8 @@ pub(crate) fn finish<F: Float>(
     }
 }
 
-/// Writes the outputs of a thread's totals: `rows` rows from `first_row` on, in column `column` of
-/// tiles.
+/// Writes the outputs of a thread's totals: `rows` rows from `first_row` on, of the tile in column
+/// `column` of tiles.
 #[cube]
 fn write<F: Float>(
     totals: &Array<f32>,
@@ -82,7 +82,7 @@ fn write<F: Float>(
     scales: &[F],
     bias: &ComptimeOption<&[F]>,
     out: &mut [F],
-    lengths: &Lengths,
+    sizes: &TileSizes,
     #[comptime] config: Config,
 ) {
     let columns = comptime!(config.tile.columns() as u32);
@@ -93,26 +93,27 @@ fn write<F: Float>(
         let index = output(first, config);
         let row = first_row + index / columns;
         let column = first_column + index % columns;
-        if has_output(first, rows, config) && column < lengths.n {
+        if has_output(first, rows, config) && column < sizes.n {
             let mut value = scaled_and_biased::<F>(totals[first], column, scales, bias, config);
             if comptime!(config.is_gated()) {
                 value = swiglu(
                     value,
                     scaled_and_biased::<F>(
                         totals[comptime!(first + 1)],
-                        column + lengths.n,
+                        column + sizes.n,
                         scales,
                         bias,
                         config,
                     ),
                 );
             }
-            out[(row * lengths.n + column) as usize] = F::cast_from(value);
+            out[(row * sizes.n + column) as usize] = F::cast_from(value);
         }
     }
 }
 
-/// A total of a column of the weight, with its scale if a column has one alone, and its bias.
+/// Returns a total of a column of the weight, multiplied by the column's scale if the weight has a
+/// single group, plus the bias.
 #[cube]
 fn scaled_and_biased<F: Float>(
     total: f32,
@@ -133,8 +134,8 @@ fn scaled_and_biased<F: Float>(
     total
 }
 
-/// SwiGLU (arXiv 2002.05202): `silu(gate) * up`, to a relative error of 2^-21. An exact division
-/// takes as long as the rest of an output.
+/// Returns `silu(gate) * up` (SwiGLU, arXiv 2002.05202), to a relative error of 2^-21. An exact
+/// division would take as long as the rest of an output.
 #[cube]
 pub(crate) fn swiglu(gate: f32, up: f32) -> f32 {
     gate * rcp_approx(1.0 + ex2_approx(-gate * std::f32::consts::LOG2_E)) * up
@@ -178,7 +179,8 @@ fn add_along_k(
                 (i / config.epilogue.columns() + 1) * config.tile.threads()
                     > 8 * config.output_columns()
             ) {
-                // A thread that has no output here adds another's: no branch.
+                // A thread without an output here computes another thread's total, to avoid a
+                // branch.
                 index = min(index, comptime!(8 * config.tile.columns() as u32 - 1));
             }
             let place = index / comptime!(config.tile.columns() as u32) * stride
@@ -193,8 +195,9 @@ fn add_along_k(
     }
 }
 
-/// Barrier of the warps that exchange sums: none but a warp's own lanes where the columns of its
-/// outputs are those of its products, with SwiGLU the warp of the gates and the one of their ups.
+/// Waits for the warps that exchange sums. If each warp's outputs have the same columns as its
+/// products, only the lanes of the warp wait for each other or, with SwiGLU, the warp of the gates
+/// and the warp of the corresponding ups. Otherwise all warps that multiply wait.
 #[cube]
 fn sync_sums(#[comptime] config: Config) {
     if comptime!(config.tile.warps_k == 1 && config.tile.columns() == config.tile.threads()) {
@@ -212,7 +215,7 @@ fn sync_sums(#[comptime] config: Config) {
     }
 }
 
-/// The index of a column's scale in a weight of one group, as
+/// Returns the index of a column's scale in a weight of one group, as
 /// [`ScaleLayout`](marlin_format::layout::ScaleLayout) defines it.
 #[cube]
 fn channel_scale(column: u32) -> u32 {

@@ -1,15 +1,16 @@
 //! Partial sums passed from one block to another, through a workspace in global memory.
 //!
-//! A thread stores its totals of a tile where the thread of the same index in the block that
-//! finishes the tile reads them: both have the same outputs, so any order that both use works.
+//! A thread stores its totals of a tile at the position from which the thread of the same index in
+//! the block that finishes the tile reads them. Both threads have the same outputs, so the order of
+//! the stored sums does not matter.
 //!
-//! | totals of a thread | sums lie | and are known to be there by |
+//! | totals of a thread | storage of the sums | signal that the sums are stored |
 //! |---|---|---|
-//! | few | each with a mark in one 64-bit word | the mark: one round trip, no barrier, twice the bytes |
-//! | many | four to 16 bytes | a flag for the block, released after a barrier |
+//! | few | a mark with each, in 64 bits | the mark: one round trip, no barrier, twice the bytes |
+//! | many | four sums in 16 bytes | a flag for the block, released after a barrier |
 //!
-//! The reader clears the marks or the flag, for the next launch. A block leaves sums at most once,
-//! and one block reads them.
+//! The block that reads the sums clears the marks or the flag for the next launch. A block stores
+//! sums at most once in a launch, and one block reads them.
 
 use super::config::Config;
 use super::outputs::{has_output, output, sync_consumers};
@@ -18,22 +19,22 @@ use crate::ptx::{
 };
 use cubecl::prelude::*;
 
-/// Words that a thread waits for at a time, where each has a mark.
+/// The number of words with marks for which a thread waits at the same time.
 const LOADS_IN_FLIGHT: usize = 8;
-/// Bytes of a flag: blocks that wait for different flags read different lines.
+/// The number of bytes of a flag. Blocks that wait for different flags read different cache lines.
 const FLAG_BYTES: usize = 128;
-/// Blocks that there is a flag for: more than any card has multiprocessors.
+/// The number of blocks that have a flag: more than any card has multiprocessors.
 pub(crate) const MAX_BLOCKS: usize = 512;
-/// Bytes of all flags. The sums follow.
+/// The number of bytes of all flags. The sums follow the flags.
 pub(crate) const FLAGS_BYTES: usize = MAX_BLOCKS * FLAG_BYTES;
 
 impl Config {
-    /// Returns true if sums travel under one flag; otherwise each has a mark.
+    /// Returns true if a block's sums are stored under one flag; otherwise each sum has a mark.
     pub(crate) const fn is_flagged(&self) -> bool {
         self.outputs() >= 12 && self.outputs().is_multiple_of(4)
     }
 
-    /// Bytes of a block's sums.
+    /// Returns the number of bytes of a block's sums in the workspace.
     pub(crate) const fn partial_bytes(&self) -> usize {
         if self.is_flagged() {
             4 * self.outputs() * self.tile.threads()
@@ -43,7 +44,8 @@ impl Config {
     }
 }
 
-/// Leaves a thread's totals in its block's place. `rows` are those of the tile that there are.
+/// Stores a thread's totals in the block's area of the workspace. `rows` is the number of rows of
+/// activations from the tile's first row on.
 #[cube]
 pub(crate) fn leave(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] config: Config) {
     if comptime!(config.is_flagged()) {
@@ -79,7 +81,7 @@ pub(crate) fn leave(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] 
     }
 }
 
-/// Adds another block's sums to a thread's totals, once they are there.
+/// Waits until block `other` has stored its sums, and adds them to a thread's totals.
 #[cube]
 pub(crate) fn add(
     totals: &mut Array<f32>,
@@ -100,7 +102,8 @@ fn add_flagged(totals: &mut Array<f32>, other: u32, workspace: u64, #[comptime] 
     if UNIT_POS_X == 0 {
         let flag = flag(workspace, other);
         while ld_acquire(flag) == 0 {}
-        // Nothing needs to be seen before it: all threads would wait for a release.
+        // The store is relaxed, because no other write has to be visible before it, and all threads
+        // would wait for a release.
         st_relaxed(flag, 0u32.runtime());
     }
     sync_consumers(config);
@@ -163,20 +166,20 @@ fn add_marked(
     }
 }
 
-/// A block's flag.
+/// Returns the address of a block's flag.
 #[cube]
 fn flag(workspace: u64, block: u32) -> u64 {
     workspace + u64::cast_from(block * comptime!(FLAG_BYTES as u32))
 }
 
-/// A thread's first four sums of a block, under its flag.
+/// Returns the address of a thread's first four sums of a block whose sums are under a flag.
 #[cube]
 fn flagged_sums(workspace: u64, block: u32, #[comptime] config: Config) -> u64 {
     let block = u64::cast_from(block) * comptime!(config.partial_bytes() as u64);
     workspace + comptime!(FLAGS_BYTES as u64) + block + u64::cast_from(UNIT_POS_X * 16)
 }
 
-/// A block's sums, each with its mark.
+/// Returns the address of a block's sums if each sum has a mark.
 #[cube]
 fn marked_sums(workspace: u64, block: u32, #[comptime] config: Config) -> u64 {
     workspace + u64::cast_from(block) * comptime!(config.partial_bytes() as u64)

@@ -2,16 +2,17 @@ use crate::problem::expect_length;
 use crate::{ActivationDtype, KernelError, QuantProblem, WeightBuffers};
 use cubecl::prelude::*;
 
-/// Values of a row of activations that are copied at a time.
+/// The number of values of a row of activations that are copied at a time.
 const RUN: usize = 8;
 
-/// Values in a row of activations of `k` features: rows start at multiples of 16 bytes.
+/// Returns the number of values in a row of activations of `k` features, padded so that rows start
+/// at multiples of 16 bytes.
 pub fn row_length(k: usize) -> usize {
     k.next_multiple_of(RUN)
 }
 
-/// Checks everything that the kernels on the tile layout assume of a problem and its buffers, but
-/// for the activations.
+/// Checks all assumptions of the tile-layout kernels about a problem and its buffers, except the
+/// activations.
 pub(crate) fn expect_operands(
     problem: &QuantProblem,
     weight: &WeightBuffers,
@@ -29,7 +30,7 @@ pub(crate) fn expect_operands(
     problem.expect_outputs(out.len(), bias.map(BufferArg::len))
 }
 
-/// Checks activations in the order of the stored rows, padded to [`row_length`].
+/// Checks the length of activations in the order of the stored rows, padded to [`row_length`].
 pub(crate) fn expect_arranged(problem: &QuantProblem, x: &BufferArg) -> Result<(), KernelError> {
     expect_length(
         problem,

@@ -1,27 +1,29 @@
-//! The outputs of a tile that a thread adds up and writes, and the barrier of the threads that have
-//! them.
+//! The assignment of a tile's outputs to the threads that add and write them, and the barrier of
+//! these threads.
 
 use super::config::Config;
 use crate::ptx::bar_sync;
 use cubecl::prelude::*;
 
-/// Number of the named barrier of the warps that multiply, among which 0 is that of `sync_cube`.
+/// The number of the named barrier of the warps that multiply. Barrier 0 is the barrier of
+/// `sync_cube`.
 pub(crate) const CONSUMERS: usize = 1;
 
 impl Config {
-    /// Totals of a thread at the end of a tile.
+    /// Returns the number of totals of a thread at the end of a tile.
     pub(crate) const fn outputs(&self) -> usize {
         self.batch_tiles_each() * self.outputs_of_eight_rows()
     }
 
-    /// Of every eight rows a thread has the outputs `i * threads + its number`, row by row; with
-    /// SwiGLU an output has two totals, of gate and up.
+    /// Returns the number of totals of a thread in eight rows. Of every eight rows, a thread has
+    /// the outputs `i * threads + UNIT_POS_X`, counted row by row. With SwiGLU an output has two
+    /// totals, of gate and up.
     pub(crate) const fn outputs_of_eight_rows(&self) -> usize {
         self.epilogue.columns() * (8 * self.output_columns()).div_ceil(self.tile.threads())
     }
 }
 
-/// Barrier of all warps that multiply.
+/// Waits for all warps that multiply.
 #[cube]
 pub(crate) fn sync_consumers(#[comptime] config: Config) {
     if comptime!(config.has_producer()) {
@@ -31,13 +33,14 @@ pub(crate) fn sync_consumers(#[comptime] config: Config) {
     }
 }
 
-/// The place of a thread's total `i` in its tile, row by row.
+/// Returns the position of a thread's total `i` in its tile, counted row by row.
 #[cube]
 pub(crate) fn output(#[comptime] i: usize, #[comptime] config: Config) -> u32 {
     let count = comptime!(config.outputs_of_eight_rows());
     let eight_rows = comptime!((i / count * 8 * config.tile.columns()) as u32);
     if comptime!(config.is_gated()) {
-        // Totals 2j and 2j + 1 are a gate and its up, half of the tile's columns further on.
+        // Totals 2j and 2j + 1 are a gate and the corresponding up, which is half of the tile's
+        // columns further on.
         let columns = comptime!(config.output_columns() as u32);
         let place = UNIT_POS_X + comptime!((i % count / 2 * config.tile.threads()) as u32);
         place + place / columns * columns + comptime!(eight_rows + (i % 2) as u32 * columns)
@@ -46,7 +49,7 @@ pub(crate) fn output(#[comptime] i: usize, #[comptime] config: Config) -> u32 {
     }
 }
 
-/// True if a thread's total `i` is one of the tile's, which has `rows` rows.
+/// Returns true if a thread's total `i` exists in a tile of `rows` rows.
 #[cube]
 pub(crate) fn has_output(#[comptime] i: usize, rows: u32, #[comptime] config: Config) -> bool {
     let count = comptime!(config.outputs_of_eight_rows() / config.epilogue.columns());

@@ -14,12 +14,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// The memory in which blocks that share an output tile store their sums, as `exchange.rs`
-/// describes: one area for sums with marks, one for sums under flags.
+/// The memory in which blocks that share an output tile store their sums (`exchange.rs`): one area
+/// for sums with marks, one for sums under flags.
 ///
-/// Marks and flags are zero between launches: the block that reads one clears it. So a workspace is
-/// cleared once, when it is made, and belongs to one stream: two launches that may run at the same
-/// time need one each.
+/// Marks and flags are zero between launches, because the block that reads one clears it. A
+/// workspace is therefore cleared only once, when it is created. It belongs to one stream: two
+/// launches that may run at the same time need separate workspaces.
 #[derive(Debug, Clone)]
 pub(crate) struct Workspace {
     marked: Area,
@@ -32,17 +32,18 @@ struct Area {
     words: usize,
 }
 
-/// A device, the type of CubeCL's server of it, and a stream there.
+/// The key of a workspace: a device, the type of its CubeCL server, and a stream of the device.
 type Stream = (DeviceId, TypeId, u64);
 
 static WORKSPACES: LazyLock<Mutex<HashMap<Stream, Workspace>>> = LazyLock::new(Mutex::default);
 
 impl Workspace {
-    /// The workspace of the current stream, made at its first launch and kept.
+    /// Returns the workspace of the current stream, which is created at the stream's first launch
+    /// and kept.
     ///
-    /// CubeCL maps its logical streams, one for each thread, to a bounded number of streams of the
-    /// device. Launches on one of those follow each other, so they share a workspace, and threads
-    /// that end leave nothing behind.
+    /// CubeCL maps its logical streams, one for each thread, to a bounded number of device streams.
+    /// Launches on the same device stream run one after the other, so they share a workspace, and
+    /// threads that end leave no workspace behind.
     pub fn of_stream(client: &Client, card: &Card) -> Self {
         let streams = u64::from(CubeClRuntimeConfig::get().streaming.max_streams).max(1);
         let server = client.service_id();
@@ -51,7 +52,7 @@ impl Workspace {
             server.service,
             StreamId::current().value % streams,
         );
-        // A panic elsewhere leaves the map whole: an entry is there or it is not.
+        // A panic in another thread leaves the map valid: an entry is either inserted or not.
         let mut workspaces = WORKSPACES.lock().unwrap_or_else(PoisonError::into_inner);
         workspaces
             .entry(stream)
@@ -59,7 +60,7 @@ impl Workspace {
             .clone()
     }
 
-    /// A workspace for every launch on `card`.
+    /// Creates a workspace that is large enough for every launch on `card`.
     fn new(client: &Client, card: &Card) -> Self {
         let blocks = card.multiprocessors.min(MAX_BLOCKS);
         let area = |flagged| {
@@ -80,7 +81,8 @@ impl Workspace {
         }
     }
 
-    /// The area that `blocks` blocks of a configuration use.
+    /// Returns the area that `blocks` blocks of a configuration use. An area that is too small is
+    /// an error.
     pub fn area(
         self,
         problem: &impl fmt::Display,
@@ -101,7 +103,7 @@ impl Workspace {
     }
 }
 
-/// Words of 64 bits that `blocks` blocks exchange their sums in.
+/// Returns the number of 64-bit words in which `blocks` blocks exchange their sums.
 fn words(config: &Config, blocks: usize) -> usize {
     let flags = if config.is_flagged() { FLAGS_BYTES } else { 0 };
     (flags + blocks * config.partial_bytes()).div_ceil(size_of::<u64>())

@@ -1,5 +1,5 @@
 use super::{SMALLEST, awq_scales};
-use crate::tests::{SPECS, activations, generator, output_error_of, random, tensor};
+use crate::tests::{SPECS, activations, output_error_of, random, rng, tensor};
 use crate::{GptqOptions, HessianSums, QuantError, gptq_beside};
 use burn::tensor::Device;
 use marlin_format::{GroupSize, QuantSpec, quantize_rtn};
@@ -47,8 +47,8 @@ fn rounded(weight: &[f32], n: usize, scales: &[f32], spec: &QuantSpec) -> Vec<f3
 
 #[test]
 fn large_inputs_cost_less_with_scales() {
-    let mut rng = generator();
-    for spec in SPECS.into_iter().filter(|spec| spec.bits.max() == 15) {
+    let mut rng = rng();
+    for spec in SPECS.into_iter().filter(|spec| spec.value.max() == 15) {
         let (k, n) = (200, 24);
         let (mut weight, mut rows) = (random(k * n, &mut rng), random(400 * k, &mut rng));
         let first = rng.random_range(0..40);
@@ -71,7 +71,7 @@ fn large_inputs_cost_less_with_scales() {
 
 #[test]
 fn scales_are_one_where_nothing_is_gained() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n, tokens) = (64, 9, 300);
     let spec = QuantSpec::int4(GroupSize::G32).with_zero_points();
     let ones = vec![1.0; k];
@@ -105,7 +105,7 @@ fn scales_are_one_where_nothing_is_gained() {
 
 #[test]
 fn dead_features_have_the_smallest_scale() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n, spec) = (64, 16, SPECS[0]);
     let (mut weight, mut rows) = (random(k * n, &mut rng), random(300 * k, &mut rng));
     rows.chunks_exact_mut(k)
@@ -123,7 +123,7 @@ fn dead_features_have_the_smallest_scale() {
 
 #[test]
 fn features_of_one_channel_have_one_scale() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n, spec) = (96, 16, SPECS[0]);
     let weight: Vec<f32> = random(k * n, &mut rng)
         .into_iter()
@@ -165,7 +165,7 @@ fn features_of_one_channel_have_one_scale() {
 /// Sums of divided inputs and divided sums give GPTQ the same weight, apart from rounding.
 #[test]
 fn divided_sums_are_those_of_divided_inputs() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n, tokens) = (40, 12, 300);
     let (weight, x) = (random(k * n, &mut rng), activations(tokens, k, &mut rng));
     let float: Vec<f32> = x
@@ -228,7 +228,7 @@ fn divided_sums_are_those_of_divided_inputs() {
 
 #[test]
 fn wrong_weights_are_refused() {
-    let mut rng = generator();
+    let mut rng = rng();
     let sums = sums(random(200 * 32, &mut rng), 32);
     let error = awq_scales(&[0.0; 63], 2, &sums, &apart(32), &SPECS[0]);
     assert_eq!(

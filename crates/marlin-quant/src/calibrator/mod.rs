@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use burn::backend::DispatchDevice;
 use burn::module::Module;
 use burn::tensor::Device;
-use burn_marlin::W4A16;
+use burn_marlin::WeightQuantizer;
 use burn_marlin::convert::{ConvertError, Report};
 use marlin_format::PlainWeight;
 
@@ -24,7 +24,8 @@ use self::record::Recording;
 use self::replay::Replay;
 use crate::{GptqOptions, LayerLoss, QuantError};
 
-/// Converts a Burn model as [`W4A16`] does, with weights quantised by GPTQ instead of rounded ones.
+/// Converts a Burn model as [`WeightQuantizer`] does, with weights quantised by GPTQ instead of
+/// rounded ones.
 ///
 /// It takes batches and a function that runs the model on one batch. The function gets the model
 /// and a recording device: it moves its inputs there, and runs the model as usual. It must not read
@@ -44,14 +45,14 @@ use crate::{GptqOptions, LayerLoss, QuantError};
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_marlin::{GroupSize, QuantSpec, W4A16};
+/// use burn_marlin::{GroupSize, QuantSpec, WeightQuantizer};
 /// use marlin_quant::GptqCalibrator;
 ///
 /// # #[cfg(feature = "flex")] {
 /// let device = Device::flex();
 /// let model = LinearConfig::new(64, 32).init(&device); // any Burn module
 /// let batches = (0..4).map(|_| Tensor::<2>::random([64, 64], Distribution::Default, &device));
-/// let calibrator = GptqCalibrator::new(W4A16::new(QuantSpec::int4(GroupSize::G32)));
+/// let calibrator = GptqCalibrator::new(WeightQuantizer::new(QuantSpec::int4(GroupSize::G32)));
 /// let (model, report) = calibrator.quantize(model, batches, |model, batch, device| drop(model.forward(batch.to_device(device))))?;
 /// assert_eq!((report.conversion.quantized(), report.layers[0].tokens), (1, 256));
 /// # }
@@ -59,7 +60,7 @@ use crate::{GptqOptions, LayerLoss, QuantError};
 /// ```
 #[derive(Debug, Clone)]
 pub struct GptqCalibrator {
-    conversion: W4A16,
+    conversion: WeightQuantizer,
     options: GptqOptions,
 }
 
@@ -75,7 +76,7 @@ pub struct CalibrationReport {
 impl GptqCalibrator {
     /// Creates a calibrator for the layers and formats that a conversion selects, with default
     /// options.
-    pub fn new(conversion: W4A16) -> Self {
+    pub fn new(conversion: WeightQuantizer) -> Self {
         Self {
             conversion,
             options: GptqOptions::default(),

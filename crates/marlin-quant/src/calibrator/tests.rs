@@ -7,13 +7,13 @@ use burn::nn::transformer::{
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_marlin::convert::{ConvertError, LeftReason, Outcome};
-use burn_marlin::{GroupSize, QuantSpec, W4A16};
+use burn_marlin::convert::{ConvertError, Outcome, SkipReason};
+use burn_marlin::{GroupSize, QuantSpec, WeightQuantizer};
 use marlin_format::Sparsity;
 use rand::rngs::StdRng;
 
 use super::{CalibrationError, GptqCalibrator};
-use crate::tests::{activations, generator, random};
+use crate::tests::{activations, random, rng};
 use crate::{GptqOptions, HessianSums, QuantError, gptq_beside};
 
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
@@ -87,9 +87,9 @@ fn error<const D: usize>(found: Tensor<D>, expected: Tensor<D>) -> f32 {
 
 #[test]
 fn layers_see_the_inputs_that_quantised_layers_give() {
-    let (mut rng, device) = (generator(), Device::flex());
+    let (mut rng, device) = (rng(), Device::flex());
     let (model, batches) = (Net::new(&mut rng), batches(3, [120, 96], &mut rng));
-    let calibrator = GptqCalibrator::new(W4A16::new(SPEC));
+    let calibrator = GptqCalibrator::new(WeightQuantizer::new(SPEC));
     let run = |model: &Net, batch: Tensor<2>, device: &Device| {
         drop(model.forward(batch.to_device(device)))
     };
@@ -156,7 +156,7 @@ fn layers_see_the_inputs_that_quantised_layers_give() {
 
 #[test]
 fn a_transformer_is_nearer_than_by_rounding() {
-    let mut rng = generator();
+    let mut rng = rng();
     let model = TransformerEncoderConfig::new(64, 128, 4, 2)
         .with_norm_first(true)
         .init(&Device::flex())
@@ -170,7 +170,7 @@ fn a_transformer_is_nearer_than_by_rounding() {
         model.forward(TransformerEncoderInput::new(batch))
     };
     for sparsity in [Sparsity::Dense, Sparsity::TwoFour] {
-        let conversion = W4A16::new(SPEC).exclude("layers.1.pwff.linear_outer");
+        let conversion = WeightQuantizer::new(SPEC).exclude("layers.1.pwff.linear_outer");
         let conversion = if sparsity == Sparsity::TwoFour {
             conversion.sparse24()
         } else {
@@ -198,8 +198,8 @@ fn a_transformer_is_nearer_than_by_rounding() {
             .iter()
             .filter_map(|layer| match &layer.outcome {
                 Outcome::Quantized { format, .. } => Some(format.sparsity),
-                Outcome::Left(LeftReason::Excluded { .. } | LeftReason::NotLinear) => None,
-                Outcome::Left(reason) => panic!("{}: {reason}", layer.path),
+                Outcome::Skipped(SkipReason::Excluded { .. } | SkipReason::NotLinear) => None,
+                Outcome::Skipped(reason) => panic!("{}: {reason}", layer.path),
             });
         assert_eq!(formats.collect::<Vec<_>>(), [sparsity; 11]);
         let of = |other: &TransformerEncoder| {
@@ -216,10 +216,10 @@ fn a_transformer_is_nearer_than_by_rounding() {
 
 #[test]
 fn layers_of_one_weight_stay_that() {
-    let mut rng = generator();
+    let mut rng = rng();
     let mut model = Net::new(&mut rng);
     model.unused = model.second.clone();
-    let calibrator = GptqCalibrator::new(W4A16::new(SPEC));
+    let calibrator = GptqCalibrator::new(WeightQuantizer::new(SPEC));
     let (found, report) = calibrator
         .quantize(
             model,
@@ -253,9 +253,9 @@ fn layers_of_one_weight_stay_that() {
 
 #[test]
 fn models_that_cannot_be_recorded_come_back() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (model, batches) = (Net::new(&mut rng), batches(1, [130, 96], &mut rng));
-    let calibrator = GptqCalibrator::new(W4A16::new(SPEC));
+    let calibrator = GptqCalibrator::new(WeightQuantizer::new(SPEC));
     let weight = values(model.first.weight.val());
     let reads = |model: &Net, batch: Tensor<2>, device: &Device| {
         drop(values(model.forward(batch.to_device(device))))
@@ -281,7 +281,7 @@ fn models_that_cannot_be_recorded_come_back() {
     };
     assert_eq!(layer, "first.weight");
 
-    let strict = GptqCalibrator::new(W4A16::new(SPEC).strict().exclude("nothing"));
+    let strict = GptqCalibrator::new(WeightQuantizer::new(SPEC).strict().exclude("nothing"));
     let ConvertError { model, error } = strict.quantize(model, batches.clone(), reads).unwrap_err();
     assert!(
         matches!(

@@ -119,7 +119,7 @@ pub(super) fn gptq(
     let scales = read(Tensor::cat(scales, 0))?;
     if scales
         .iter()
-        .any(|scale| !spec.scale_dtype.round_scale(scale.abs()).is_finite())
+        .any(|scale| !spec.scales.dtype.round_scale(scale.abs()).is_finite())
     {
         return Ok(None);
     }

@@ -35,9 +35,9 @@ pub struct Levels {
 impl Levels {
     pub fn new(spec: &QuantSpec, sparsity: Sparsity) -> Self {
         Self {
-            top: spec.bits.max().into(),
-            has_zero_points: spec.zero_points,
-            scale: spec.scale_dtype,
+            top: spec.value.max().into(),
+            has_zero_points: spec.has_zero_points(),
+            scale: spec.scales.dtype,
             candidates: Grid::candidates(spec) as u32,
             is_sparse: sparsity == Sparsity::TwoFour,
         }

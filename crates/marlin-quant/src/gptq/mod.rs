@@ -367,14 +367,14 @@ impl Layer {
                 return Err(FormatError::SparseRows { k }.into());
             }
         }
-        let order = row_order(diagonal, spec.group, options);
+        let order = row_order(diagonal, spec.scales.group, options);
         let moments = order.iter().map(|&row| diagonal[row]).collect();
         Ok(Self {
             n,
             spec: *spec,
             options: *options,
             moments,
-            groups: groups(&order, spec.group, options.order),
+            groups: groups(&order, spec.scales.group, options.order),
             order,
         })
     }
@@ -414,11 +414,11 @@ impl Layer {
             k,
             n,
             spec: self.spec,
-            words: PlainLayout::new(k, n, self.spec.bits)
+            qweight: PlainLayout::new(k, n, self.spec.value)
                 .pack_with(|row, column| q[places[row] * n + column]),
             metadata: None,
-            scales: Scales::from_f32(scales, self.spec.scale_dtype),
-            zero_points: self.spec.zero_points.then_some(zeros),
+            scales: Scales::from_f32(scales, self.spec.scales.dtype),
+            zero_points: self.spec.has_zero_points().then_some(zeros),
             row_permutation: is_permuted.then(|| order.iter().map(|&row| row as u32).collect()),
         })?;
         in_form(weight, self.options.sparsity)

@@ -1,6 +1,6 @@
 //! Comparison of GPTQ's codes with those of the paper's equations.
 
-use super::{SPECS, generator, hessian, random};
+use super::{SPECS, hessian, random, rng};
 use crate::{GptqOptions, Hessian, RowOrder, gptq};
 use marlin_format::PlainWeight;
 
@@ -40,15 +40,15 @@ fn reference(weight: &[f32], hessian: &Hessian, damping: f64, found: &PlainWeigh
     for i in 0..k {
         let diagonal = inverse[i * k + i];
         for column in 0..n {
-            let group = i / spec.group.rows(k) * n + column;
+            let group = i / spec.scales.group.rows(k) * n + column;
             let scale = f64::from(found.scales().get(group));
             let zero = f64::from(
                 found
                     .zero_points()
-                    .map_or(spec.bits.midpoint(), |zeros| zeros[group]),
+                    .map_or(spec.value.midpoint(), |zeros| zeros[group]),
             );
             let q = ((rows[i * n + column] / scale).round_ties_even() + zero)
-                .clamp(0.0, f64::from(spec.bits.max()));
+                .clamp(0.0, f64::from(spec.value.max()));
             codes.push(q as u8);
             let error = (rows[i * n + column] - (q - zero) * scale) / diagonal;
             for j in i + 1..k {
@@ -67,7 +67,7 @@ fn reference(weight: &[f32], hessian: &Hessian, damping: f64, found: &PlainWeigh
 
 #[test]
 fn codes_are_those_of_the_equations() {
-    let mut rng = generator();
+    let mut rng = rng();
     for spec in SPECS {
         for [k, n] in [[160, 70], [64, 3], [33, 9]] {
             let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));

@@ -1,6 +1,6 @@
 //! Tests of sums on a device, and of layers quantised with them.
 
-use super::{SPECS, activations, generator, random, tensor};
+use super::{SPECS, activations, random, rng, tensor};
 use crate::{
     GptqOptions, Hessian, HessianSums, QuantError, Quantizer, gptq_beside, round_with_clipping,
 };
@@ -10,7 +10,7 @@ use rand::RngExt;
 
 #[test]
 fn the_devices_sums_are_those_of_the_host() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, device) = (40, Device::flex());
     let (mut host, mut sums) = (Hessian::new(k), HessianSums::new(k, &device));
     for tokens in [70, 1, 33] {
@@ -51,7 +51,7 @@ fn the_devices_sums_are_those_of_the_host() {
 /// the layer, or a residual that the layer's outputs have to make up for.
 #[test]
 fn outputs_make_up_for_inputs_that_are_off() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n, tokens) = (64, 20, 400);
     let (weight, float) = (random(k * n, &mut rng), activations(tokens, k, &mut rng));
     let float = tensor(float, k);
@@ -106,7 +106,7 @@ fn outputs_make_up_for_inputs_that_are_off() {
 
 #[test]
 fn layers_that_saw_little_are_rounded() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n, spec) = (64, 8, SPECS[0]);
     let weight = random(k * n, &mut rng);
     for tokens in [127, 128] {

@@ -1,12 +1,12 @@
 //! Tests of GPTQ with 2:4 weights.
 
-use super::{SPECS, generator, hessian, output_error, random};
+use super::{SPECS, hessian, output_error, random, rng};
 use crate::{GptqOptions, RowOrder, gptq};
 use marlin_format::{Sparsity, check_two_four, prune_two_four, quantize_rtn, quantize_two_four};
 
 #[test]
 fn sparsegpt_prunes_with_less_error_than_magnitude() {
-    let mut rng = generator();
+    let mut rng = rng();
     for spec in SPECS {
         let (k, n) = (256, 70);
         let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
@@ -36,7 +36,7 @@ fn sparsegpt_prunes_with_less_error_than_magnitude() {
 
 #[test]
 fn weights_that_are_two_four_stay_so() {
-    let mut rng = generator();
+    let mut rng = rng();
     let (k, n, spec) = (128, 70, SPECS[0]);
     let hessian = hessian(k, &mut rng);
     let mut weight = random(k * n, &mut rng);

@@ -3,7 +3,7 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::tests::byte_level_tokenizer;
 
-/// A temporary folder with these files.
+/// Creates a temporary folder with these files.
 fn folder(files: &[(&str, String)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -16,7 +16,7 @@ fn open(files: &[(&str, String)]) -> Result<Option<ChatTemplate>, TextError> {
     ChatTemplate::open(folder(files).path())
 }
 
-/// Renders a template's text with one message.
+/// Renders one message with the template in `template`.
 fn render(template: &str) -> Result<String, TextError> {
     let files = [("chat_template.jinja", template.to_string())];
     open(&files)
@@ -24,7 +24,7 @@ fn render(template: &str) -> Result<String, TextError> {
         .render(&[Message::user("Größe <4> \"µm\"")], true)
 }
 
-/// The message of an error with its causes.
+/// Returns the message of an error with its causes.
 fn message(error: &TextError) -> String {
     marlin_format::with_causes(error)
 }

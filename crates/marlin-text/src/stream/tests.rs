@@ -1,6 +1,3 @@
-#[path = "../../../../tests/src/seed.rs"]
-mod seed;
-
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
@@ -17,13 +14,13 @@ fn tokenizer(json: &serde_json::Value) -> Tokenizer {
     Tokenizer::open(&path).unwrap()
 }
 
-/// A tokenizer with one token for each byte.
+/// Returns a tokenizer with one token for each byte.
 fn byte_level() -> Tokenizer {
     tokenizer(&byte_level_tokenizer())
 }
 
-/// A byte-level tokenizer with tokens that end or begin inside a character: "a" and the first byte
-/// of "ä", its second byte and "b".
+/// Returns a byte-level tokenizer with tokens that end or begin inside a character: "a" and the
+/// first byte of "ä", its second byte and "b".
 fn byte_level_with_merges() -> Tokenizer {
     let mut json = byte_level_tokenizer();
     json["model"]["vocab"]["aÃ"] = 258.into();
@@ -32,8 +29,8 @@ fn byte_level_with_merges() -> Tokenizer {
     tokenizer(&json)
 }
 
-/// A tokenizer with byte fallback, like that of Llama 2: bytes 0..=255 as `<0x00>`, then words
-/// whose spaces are `▁`.
+/// Returns a tokenizer with byte fallback, like that of Llama 2: bytes 0..=255 as `<0x00>` and so
+/// on, then words whose spaces are `▁`.
 fn byte_fallback() -> Tokenizer {
     let mut vocab: serde_json::Map<_, _> = (0..256)
         .map(|byte| (format!("<0x{byte:02X}>"), json!(byte)))
@@ -59,7 +56,7 @@ const WORLD: u32 = 257;
 const SPACE: u32 = 258;
 const LETTER: u32 = 259;
 
-/// The pieces of a stream: one for each token, and one at the end.
+/// Returns the pieces of a stream: one for each token, and one at the end.
 fn pieces(tokenizer: &Tokenizer, prompt: &[u32], tokens: &[u32]) -> Vec<Option<String>> {
     let mut stream = TextStream::after(tokenizer, prompt).unwrap();
     let mut pieces: Vec<_> = tokens
@@ -106,7 +103,7 @@ fn characters_are_held_back_until_they_are_whole() {
 #[test]
 fn tokens_that_end_inside_of_a_character_give_what_is_whole() {
     let tokenizer = byte_level_with_merges();
-    // a + first half of ä, second half + b
+    // The first token is "a" and the first byte of "ä", the second token its second byte and "b".
     assert_eq!(
         pieces(&tokenizer, &[], &[258, 259]),
         [some("a"), some("äb"), None]
@@ -186,8 +183,8 @@ fn bytes_that_are_no_character_come_as_replacements() {
         assert!(joined(&found).chars().all(|c| c == replacement));
         assert_eq!(joined(&found).chars().count(), 12);
     }
-    // A run of bytes that was complete, and is not with the next byte: returned text stays as it
-    // is.
+    // A run of bytes is valid UTF-8, and no longer valid with the next byte: returned text stays
+    // unchanged.
     let found = pieces(&byte_fallback(), &[], &[0xc3, 0xa4, 0xe2, LETTER]);
     assert_eq!(found, [None, some("ä"), None, some("\u{fffd}a"), None]);
     // A text may contain the replacement character itself.
@@ -243,10 +240,10 @@ fn truncation_and_padding_of_the_file_are_left_out() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, rng_seed: RngSeed::Fixed(seed::seed()), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, rng_seed: RngSeed::Fixed(marlin_testing::seed()), ..ProptestConfig::default() })]
 
-    /// However tokens split characters, the pieces join to the text, and no byte waits longer than
-    /// its character.
+    /// Tests that the pieces join to the text wherever tokens split characters, and that no byte is
+    /// held back after its character is complete.
     #[test]
     fn pieces_join_to_the_text(text in "[a-zäß€漢😀\u{fffd} ]{0,40}", merged in any::<bool>()) {
         let tokenizer = if merged { byte_level_with_merges() } else { byte_level() };
@@ -271,15 +268,16 @@ proptest! {
         }
     }
 
-    /// For any bytes, valid UTF-8 or not, byte-level decoding token by token gives the same text as
-    /// decoding all at once.
+    /// Tests that byte-level decoding token by token gives the same text as decoding all at once,
+    /// for any bytes, valid UTF-8 or not.
     #[test]
     fn any_bytes_join_to_what_they_decode_to(tokens in proptest::collection::vec(0u32..256, 0..40)) {
         let tokenizer = byte_level();
         prop_assert_eq!(joined(&pieces(&tokenizer, &[], &tokens)), tokenizer.decode(&tokens).unwrap());
     }
 
-    /// Any tokens, including special and unknown ones, are decoded without a panic or an error.
+    /// Tests that any tokens, including special and unknown tokens, are decoded without a panic or
+    /// an error.
     #[test]
     fn any_tokens_are_taken(tokens in proptest::collection::vec(0u32..300, 0..40)) {
         pieces(&byte_level(), &tokens, &tokens);

@@ -6,8 +6,8 @@ use super::*;
 use crate::tests::byte_level_tokenizer;
 use crate::{ChatTemplate, Message, Tokenizer};
 
-/// A folder with the byte-level tokenizer, to which `added_tokens` are added, and with `files`
-/// beside it.
+/// Creates a folder with the byte-level tokenizer, to which `added_tokens` are added, and with
+/// `files` beside it.
 fn folder(added_tokens: &Value, files: &Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut tokenizer = byte_level_tokenizer();

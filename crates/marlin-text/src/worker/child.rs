@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::engine::Engine;
 use super::protocol::{Limits, read_request, write_reply};
+use super::session::Session;
 
 /// The line that a worker writes before it ends itself because it took too long.
 pub(super) const TIMED_OUT: &str = "marlin-text-worker: out of time";
@@ -21,11 +21,11 @@ pub(super) fn run() -> ! {
 
 fn answer_all() -> io::Result<()> {
     let (mut requests, mut replies) = (io::stdin().lock(), io::stdout().lock());
-    let (mut engine, watchdog) = (Engine::default(), Watchdog::start()?);
+    let (mut session, watchdog) = (Session::default(), Watchdog::start()?);
     while let Some((head, body)) = read_request(&mut requests)? {
         bound_memory(head.limits);
         watchdog.set(Some(Instant::now() + head.limits.time));
-        let reply = engine.answer(head.request, &body);
+        let reply = session.answer(head.request, &body);
         watchdog.set(None);
         write_reply(&mut replies, &reply)?;
     }
@@ -73,7 +73,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     deadline: Option<Instant>,
-    /// True if the thread wakes up by itself, no later than any deadline.
+    /// True if the thread wakes up by itself, not later than at the deadline of any request.
     awake: bool,
 }
 
@@ -103,8 +103,8 @@ impl Watchdog {
 }
 
 impl Shared {
-    /// The interval at which the thread wakes up. It is the shortest time limit of a request, so
-    /// that the thread is in time for every deadline.
+    /// The longest time until the thread wakes up. It is less than the shortest time limit of a
+    /// request, so that the thread is in time for every deadline.
     const STEP: Duration = Duration::from_secs(1);
 
     fn watch(&self) {

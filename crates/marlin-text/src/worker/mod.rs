@@ -1,10 +1,10 @@
 //! The workers that run templates and tokenizers of unknown origin.
 
 mod child;
-mod engine;
 mod oniguruma;
 mod process;
 mod protocol;
+mod session;
 mod template;
 mod tokenizer;
 
@@ -16,10 +16,10 @@ use std::sync::{Mutex, PoisonError};
 use marlin_format::checkpoint::{MAX_TOKENIZER_BYTES, read_file};
 use serde::de::DeserializeOwned;
 
-use self::engine::Engine;
 use self::process::Process;
 pub(crate) use self::protocol::{ConfigTokens, Loaded, Request};
 use self::protocol::{Head, Limits};
+use self::session::Session;
 use crate::Failure;
 
 /// True if workers are processes: the program's `main` handles the argument that starts a worker.
@@ -28,8 +28,8 @@ static PROCESSES: AtomicBool = AtomicBool::new(false);
 /// Lets chat templates and tokenizers run in separate processes, which are started from this
 /// program's executable. Call it first in `main`: in a worker process it does not return.
 ///
-/// A program that does not call it runs templates and tokenizers in its own process. That is safe
-/// only for folders that it created itself, or trusts.
+/// A program that does not call `init` runs templates and tokenizers in its own process. That is
+/// safe only for folders that the program created itself, or trusts.
 pub fn init() {
     if std::env::args_os()
         .nth(1)
@@ -40,7 +40,7 @@ pub fn init() {
     PROCESSES.store(true, Ordering::Relaxed);
 }
 
-/// The subject of a worker.
+/// The template or tokenizer that a worker runs.
 #[derive(Debug)]
 pub(crate) enum Subject {
     Template {
@@ -56,7 +56,7 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// The request that loads the subject, and its body.
+    /// Returns the request that loads the subject, and the request's body.
     fn load(&self) -> Result<(Request, Vec<u8>), Failure> {
         Ok(match self {
             Self::Template {
@@ -78,11 +78,11 @@ impl Subject {
     }
 }
 
-/// A template or a tokenizer, loaded in the place where it runs.
+/// A template or a tokenizer, loaded in a worker process or in the program's own process.
 #[derive(Debug)]
 pub(crate) struct Worker {
     subject: Subject,
-    /// The place where the subject runs. `None` between the end of a process and the next call.
+    /// The place where the subject runs; `None` between the end of a process and the next call.
     place: Mutex<Option<Place>>,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct Worker {
 enum Place {
     Process(Process),
     /// The worker runs in the program's own process.
-    Here(Box<Engine>),
+    Here(Box<Session>),
 }
 
 impl Worker {
@@ -135,7 +135,7 @@ impl Place {
         let limits = request.limits(body.len());
         match self {
             Self::Process(process) => process.call(&Head { request, limits }, body),
-            Self::Here(engine) => Ok(engine.answer(request, body)),
+            Self::Here(session) => Ok(session.answer(request, body)),
         }
     }
 }

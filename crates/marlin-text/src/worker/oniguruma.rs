@@ -1,5 +1,5 @@
-//! Rewrites the patterns of a tokenizer, which `transformers` reads in the syntax of Oniguruma, in
-//! the syntax of `fancy-regex`.
+//! Conversion of a tokenizer's patterns from the syntax of Oniguruma, in which `transformers` reads
+//! them, to the syntax of `fancy-regex`.
 //!
 //! | Oniguruma | `fancy-regex` | meaning of the first column in `fancy-regex` |
 //! |---|---|---|
@@ -123,8 +123,8 @@ fn rewritten(pattern: &str) -> String {
     out
 }
 
-/// The number of bytes of the quantifier that `text` begins with, as Oniguruma reads it: a `+`
-/// after braces is a second quantifier, and so is a `?` after `{n}`.
+/// Returns the number of bytes of the quantifier that `text` begins with; `None` if there is none.
+/// As in Oniguruma, a `+` after braces is a second quantifier, and so is a `?` after `{n}`.
 fn quantifier(text: &str) -> Option<usize> {
     let (base, suffixes): (usize, &[u8]) = match text.as_bytes().first()? {
         b'?' | b'*' | b'+' => (1, &b"?+"[..]),
@@ -151,8 +151,8 @@ fn quantifier(text: &str) -> Option<usize> {
     )
 }
 
-/// Parses the flags at the beginning of a group: the value that they give to `x`, and whether the
-/// group contains nothing but flags. `text` is the text after the group's bracket.
+/// Parses the flags at the beginning of a group. Returns the value that they give to the flag `x`,
+/// and true if the group contains only flags. `text` is the text after the group's bracket.
 fn flags(text: &str) -> Option<(Option<bool>, bool)> {
     let flags = text.strip_prefix('?')?;
     let end = flags.find(|flag: char| !flag.is_ascii_alphabetic() && flag != '-')?;
@@ -170,8 +170,8 @@ fn flags(text: &str) -> Option<(Option<bool>, bool)> {
     Some((extended, alone))
 }
 
-/// The number of bytes of the escape that `text` begins with: `\n`, `\p{L}`, `\x{1F}`, `\x1f`,
-/// `\u00e9`, `\012`, `\k<name>`.
+/// Returns the number of bytes of the escape that `text` begins with: `\n`, `\p{L}`, `\x{1F}`,
+/// `\x1f`, `\u00e9`, `\012`, `\k<name>`.
 fn escape_length(text: &str) -> usize {
     let Some(letter) = text[1..].chars().next() else {
         return 1;
@@ -199,7 +199,8 @@ fn escape_length(text: &str) -> usize {
         }
 }
 
-/// The number of bytes of the character class that `text` begins with, including nested classes.
+/// Returns the number of bytes of the character class that `text` begins with, including nested
+/// classes.
 fn class_length(text: &str) -> usize {
     let (mut depth, mut is_first) = (0_usize, false);
     let mut characters = text.char_indices().peekable();

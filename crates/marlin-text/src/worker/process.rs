@@ -65,7 +65,7 @@ impl Process {
         let _ = self.child.kill();
         let mut said = String::new();
         if let Some(stderr) = &mut self.child.stderr {
-            // Output that is not UTF-8 is none of the messages that are looked for.
+            // Output that is not UTF-8 has none of the messages below.
             let _ = stderr.take(1 << 16).read_to_string(&mut said);
         }
         if said.contains(child::TIMED_OUT) {

@@ -34,21 +34,21 @@ pub(crate) enum Request {
     Encode { add_special_tokens: bool },
     /// Decodes sequences of tokens.
     Decode { sequences: Vec<Vec<u32>> },
-    /// Looks up the token whose text is the body. The reply is none if there is no such token.
+    /// Looks up the token whose text is the body. The reply is `None` if there is no such token.
     TokenId,
-    /// Looks up the text of a token in the tokenizer's vocabulary. The reply is none if there is no
-    /// such token.
+    /// Looks up the text of a token in the tokenizer's vocabulary. The reply is `None` if there is
+    /// no such token.
     TokenText { id: u32 },
 }
 
 /// The tokens of the configs beside a `tokenizer.json`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ConfigTokens {
-    /// Added tokens by their numbers in the configs, which only order them: the tokens get the
-    /// numbers that follow the tokenizer's.
+    /// Added tokens by their ids in the configs. These ids only give the order: the tokens get the
+    /// ids that follow those of the tokenizer.
     pub added: BTreeMap<u32, AddedToken>,
-    /// True if a token of [`added`](Self::added) takes precedence over the token of the same number
-    /// in `tokenizer.json`.
+    /// True if a token of [`added`](Self::added) takes precedence over the token of the same id in
+    /// `tokenizer.json`.
     pub over_those_of_file: bool,
     /// Special tokens with a name.
     pub named: Vec<AddedToken>,
@@ -59,9 +59,9 @@ pub(crate) struct ConfigTokens {
 /// The properties of a loaded tokenizer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Loaded {
-    /// One more than the largest token.
+    /// One more than the largest token id.
     pub vocab_size: usize,
-    /// Tokens that stand for no text.
+    /// The special tokens, which decoding skips.
     pub special: Vec<u32>,
     /// Tokens added to those of the tokenizer's algorithm.
     pub added: Vec<u32>,
@@ -153,7 +153,7 @@ fn length(bytes: &[u8]) -> io::Result<[u8; 4]> {
     }
 }
 
-/// Reads as many bytes as `length`, four bytes in little-endian order, says.
+/// Reads a number of bytes, which is given by the four bytes of `length` in little-endian order.
 fn read_bytes(from: &mut impl Read, length: &[u8]) -> io::Result<Vec<u8>> {
     let length = length
         .iter()

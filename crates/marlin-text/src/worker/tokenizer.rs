@@ -12,9 +12,9 @@ use super::protocol::{ConfigTokens, Loaded};
 
 /// A tokenizer, without the truncation and padding of its file: a prompt is encoded as it is.
 #[derive(Debug)]
-pub(super) struct Engine(tokenizers::Tokenizer);
+pub(super) struct LoadedTokenizer(tokenizers::Tokenizer);
 
-impl Engine {
+impl LoadedTokenizer {
     pub fn load(json: &[u8], tokens: ConfigTokens) -> Result<(Self, Loaded), String> {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(described)?;
         tokenizer.with_truncation(None).map_err(described)?;
@@ -69,8 +69,8 @@ impl Engine {
     }
 }
 
-/// Replaces the patterns of a tokenizer so that they have the meaning of Oniguruma, with which
-/// `transformers` reads them.
+/// Replaces the patterns of a tokenizer so that they match as in Oniguruma, which `transformers`
+/// uses.
 fn read_patterns_as_oniguruma(tokenizer: &mut tokenizers::Tokenizer) -> Result<(), String> {
     if let Some(normalizer) = rewritten::<NormalizerWrapper>(tokenizer.get_normalizer())? {
         tokenizer
@@ -86,7 +86,7 @@ fn read_patterns_as_oniguruma(tokenizer: &mut tokenizers::Tokenizer) -> Result<(
     Ok(())
 }
 
-/// Rewrites the patterns of a part; `None` if they stay the same.
+/// Returns a part of a tokenizer with rewritten patterns; `None` if the patterns stay the same.
 fn rewritten<T: Serialize + DeserializeOwned>(part: Option<&T>) -> Result<Option<T>, String> {
     let mut json = serde_json::to_value(part).map_err(|error| with_causes(&error))?;
     if !rewrite_patterns(&mut json) {
@@ -97,8 +97,8 @@ fn rewritten<T: Serialize + DeserializeOwned>(part: Option<&T>) -> Result<Option
         .map_err(|error| with_causes(&error))
 }
 
-/// The tokens of configs in the order in which `transformers` adds them. Tokens that the tokenizer
-/// already has change nothing.
+/// Returns the tokens of the configs in the order in which `transformers` adds them. Tokens that
+/// the tokenizer already has change nothing.
 fn config_tokens(tokenizer: &tokenizers::Tokenizer, tokens: ConfigTokens) -> Vec<AddedToken> {
     let known = tokenizer.get_added_tokens_decoder();
     let ConfigTokens {
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::tests::byte_level_tokenizer;
 
-    fn pieces(engine: &Engine, text: &str) -> Vec<String> {
+    fn pieces(engine: &LoadedTokenizer, text: &str) -> Vec<String> {
         let mut pieces = PreTokenizedString::from(text);
         engine
             .0
@@ -173,7 +173,8 @@ mod tests {
             let pattern = json!({ "Regex": case["pattern"] });
             tokenizer["pre_tokenizer"] = json!({ "type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false });
             let (engine, _) =
-                Engine::load(tokenizer.to_string().as_bytes(), ConfigTokens::default()).unwrap();
+                LoadedTokenizer::load(tokenizer.to_string().as_bytes(), ConfigTokens::default())
+                    .unwrap();
             for (text, expected) in case["texts"].as_object().unwrap() {
                 assert_eq!(
                     json!(pieces(&engine, text)),
@@ -194,7 +195,8 @@ mod tests {
             json!({ "type": "Sequence", "normalizers": [{ "type": "NFC" }, replace] });
         tokenizer["decoder"] = json!({ "type": "Sequence", "decoders": [tokenizer["decoder"], { "type": "Fuse" }, replace] });
         let (engine, _) =
-            Engine::load(tokenizer.to_string().as_bytes(), ConfigTokens::default()).unwrap();
+            LoadedTokenizer::load(tokenizer.to_string().as_bytes(), ConfigTokens::default())
+                .unwrap();
         assert_eq!(engine.encode("aaab", false).unwrap(), [120, 98]);
         assert_eq!(engine.decode(&[vec![97, 97, 97, 98]]).unwrap(), ["xb"]);
     }

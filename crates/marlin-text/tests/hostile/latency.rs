@@ -8,7 +8,7 @@ use marlin_text::{ChatTemplate, Message, TextStream, Tokenizer};
 
 use crate::tokenizers::byte_level;
 
-/// The most time that a turn may take in addition to the model's own work.
+/// The longest time that a turn may take in addition to the model's own work.
 const TURN: Duration = Duration::from_millis(5);
 
 pub fn tests() -> Vec<Trial> {

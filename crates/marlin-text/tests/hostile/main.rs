@@ -1,5 +1,5 @@
-//! Tests of templates and tokenizers that would hang, fill the memory or crash the program: each is
-//! an error, and the next call works.
+//! Tests of templates and tokenizers that would hang, fill the memory or crash the program: each
+//! call is an error, and the next call works.
 
 mod latency;
 mod mutated;

@@ -1,20 +1,19 @@
-//! The fuzz targets of `/fuzz` on mutated valid inputs: 200 inputs each, or `MARLIN_FUZZ_INPUTS`.
+//! Runs of the fuzz targets of `/fuzz` on mutated valid inputs: 200 inputs each, or as many as
+//! `MARLIN_FUZZ_INPUTS`.
 
 #[path = "../../../../fuzz/src/errors.rs"]
 mod errors;
 #[path = "../../../../fuzz/src/mutate.rs"]
 mod mutate;
-#[path = "../../../../tests/src/seed.rs"]
-mod seed;
 #[path = "../../../../fuzz/src/text.rs"]
 mod text;
 
 use libtest_mimic::{Failed, Trial};
+use marlin_testing::seed;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use self::mutate::{JSON, inputs, mutated};
-use self::seed::seed;
 use self::text::{TokenizerFolder, template, template_seeds, tokenizer_seeds};
 
 /// The tokens written into templates: Jinja's keywords and delimiters, and expressions whose result

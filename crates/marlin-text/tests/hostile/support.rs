@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use marlin_text::{Failure, TextError};
 
-/// The most time that a call may take: its limit of four seconds, and the start and end of a
+/// The longest time that a call may take: its limit of four seconds, and the start and end of a
 /// process on a busy machine.
 const MOST: Duration = Duration::from_secs(8);
 
@@ -23,7 +23,7 @@ pub enum Expected {
     Survived,
 }
 
-/// A test of one input.
+/// Creates a test of one input.
 pub fn trial(
     name: &str,
     expected: Expected,

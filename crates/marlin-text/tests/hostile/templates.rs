@@ -27,7 +27,7 @@ pub fn tests() -> Vec<Trial> {
             "{% set ns = namespace(a=[]) %}{% for i in range(100000) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a }}".into(),
             Nesting,
         ),
-        // Without optimisation, the stack is too small for that many.
+        // Without optimisation, the stack is too small for this number of signs.
         ("signs_in_a_row", format!("{{{{ {}1 }}}}", "-".repeat(20_000)), Survived),
         ("brackets_in_a_row", format!("{{{{ {} }}}}", "[".repeat(20_000)), Refused("recursion")),
         ("a_wide_indent", "{{ 'a\nb' | indent(100000000000) }}".into(), Bound),

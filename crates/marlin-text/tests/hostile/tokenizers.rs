@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Expected, trial};
 
-/// A tokenizer with one token for each byte.
+/// Returns a tokenizer with one token for each byte.
 pub fn byte_level() -> Value {
     serde_json::from_str(include_str!("../byte_level.json")).expect("valid JSON")
 }
@@ -30,7 +30,7 @@ fn with(field: &str, value: Value) -> Vec<u8> {
     json.to_string().into_bytes()
 }
 
-/// The byte-level tokenizer with `value`, which need not be valid JSON, as a field.
+/// Returns the byte-level tokenizer with `value`, which need not be valid JSON, as a field.
 fn with_text(field: &str, value: &str) -> Vec<u8> {
     String::from_utf8_lossy(&with(field, "@".into()))
         .replace("\"@\"", value)
@@ -112,7 +112,8 @@ pub fn tests() -> Vec<Trial> {
     tests
 }
 
-/// Paths that are not regular files: a device without end, a folder, a missing file.
+/// Checks that paths that are not regular files are refused: a device without end, a folder, a
+/// missing file.
 fn files_that_are_none() -> Result<(), Failed> {
     let dir = tempfile::tempdir()?;
     for path in [

@@ -45,7 +45,7 @@ impl Memory {
         );
         let layout = data.problem.weight.tiles();
         let Scales::F16(scales) =
-            ScaleLayout::new(&layout, spec.group).pack(data.weight.scales())?
+            ScaleLayout::new(&layout, spec.scales.group).pack(data.weight.scales())?
         else {
             panic!("scales are in f16")
         };

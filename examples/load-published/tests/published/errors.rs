@@ -5,7 +5,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::store::KeyRemapper;
 use burn::tensor::Device;
 use burn_marlin::convert::LoadError;
-use burn_marlin::{GroupSize, QuantSpec, W4A16};
+use burn_marlin::{GroupSize, QuantSpec, WeightQuantizer};
 use load_published::Bert;
 use safetensors::Dtype;
 
@@ -30,7 +30,7 @@ fn says(error: &dyn std::error::Error, words: &[&str]) {
 #[test]
 fn a_folder_without_weights() {
     let folder = tempfile::tempdir().unwrap();
-    let error = W4A16::load(model(), folder.path(), &keys()).unwrap_err();
+    let error = WeightQuantizer::load(model(), folder.path(), &keys()).unwrap_err();
     assert!(matches!(error, LoadError::Checkpoint(_)));
     says(
         &error,
@@ -41,7 +41,7 @@ fn a_folder_without_weights() {
 #[test]
 fn a_layer_without_its_scales() {
     let folder = edited(|tensors| drop(tensors.remove("bert.pooler.dense.weight_scale")));
-    let error = W4A16::load(model(), folder.path(), &keys()).unwrap_err();
+    let error = WeightQuantizer::load(model(), folder.path(), &keys()).unwrap_err();
     assert!(matches!(error, LoadError::Checkpoint(_)));
     says(
         &error,
@@ -54,7 +54,7 @@ fn a_layer_without_its_scales() {
 
 #[test]
 fn parameters_without_a_tensor() {
-    let error = W4A16::load(model(), golden(), &KeyRemapper::new()).unwrap_err();
+    let error = WeightQuantizer::load(model(), golden(), &KeyRemapper::new()).unwrap_err();
     let LoadError::Missing {
         missing, unused, ..
     } = &error
@@ -87,7 +87,7 @@ fn parameters_without_a_tensor() {
     );
 
     let folder = edited(|tensors| drop(tensors.remove("classifier.bias")));
-    let error = W4A16::load(model(), folder.path(), &keys()).unwrap_err();
+    let error = WeightQuantizer::load(model(), folder.path(), &keys()).unwrap_err();
     let LoadError::Missing {
         missing, unused, ..
     } = &error
@@ -103,7 +103,7 @@ fn two_tensors_of_one_name() {
     let keys = keys()
         .add_pattern(r"^encoder\.layers\.1\.", "encoder.layers.0.")
         .unwrap();
-    let error = W4A16::load(model(), golden(), &keys).unwrap_err();
+    let error = WeightQuantizer::load(model(), golden(), &keys).unwrap_err();
     let LoadError::SameName {
         first,
         second,
@@ -125,7 +125,7 @@ fn two_tensors_of_one_name() {
 fn a_quantised_layer_of_another_shape() {
     let mut sizes = config();
     sizes.intermediate_size = 96;
-    let error = W4A16::load(sizes.init(&Device::flex()), golden(), &keys()).unwrap_err();
+    let error = WeightQuantizer::load(sizes.init(&Device::flex()), golden(), &keys()).unwrap_err();
     let LoadError::Shape {
         expected, found, ..
     } = &error
@@ -161,7 +161,8 @@ fn a_float_tensor_of_another_shape() {
             0 => sizes.vocab_size += 1,
             _ => drop(sizes.id2label.insert("3".into(), "LABEL_3".into())),
         }
-        let error = W4A16::load(sizes.init(&Device::flex()), golden(), &keys()).unwrap_err();
+        let error =
+            WeightQuantizer::load(sizes.init(&Device::flex()), golden(), &keys()).unwrap_err();
         let LoadError::Shape {
             tensor: name,
             expected: needs,
@@ -181,7 +182,7 @@ fn a_tensor_that_is_no_float() {
         let (dtype, shape, data) = tensors.get_mut("classifier.bias").unwrap();
         (*dtype, *data) = (Dtype::I32, vec![0; 4 * shape[0]]);
     });
-    let error = W4A16::load(model(), folder.path(), &keys()).unwrap_err();
+    let error = WeightQuantizer::load(model(), folder.path(), &keys()).unwrap_err();
     let LoadError::Dtype { found, .. } = &error else {
         panic!("{error}")
     };
@@ -202,7 +203,7 @@ fn a_quantised_layer_for_what_is_no_linear() {
     let keys = KeyRemapper::new()
         .add_pattern(r"^bert\.pooler\.dense\.", "table.")
         .unwrap();
-    let error = W4A16::load(model, golden(), &keys).unwrap_err();
+    let error = WeightQuantizer::load(model, golden(), &keys).unwrap_err();
     assert!(matches!(error, LoadError::NotLinear { .. }));
     says(
         &error,
@@ -224,10 +225,10 @@ fn a_model_that_is_converted_already() {
     let model = Pooler {
         pooler: LinearConfig::new(64, 64).init(&Device::flex()),
     };
-    let (model, _) = W4A16::new(QuantSpec::int4(GroupSize::G32))
+    let (model, _) = WeightQuantizer::new(QuantSpec::int4(GroupSize::G32))
         .quantize(model)
         .unwrap();
-    let error = W4A16::load(model, golden(), &keys()).unwrap_err();
+    let error = WeightQuantizer::load(model, golden(), &keys()).unwrap_err();
     assert!(matches!(error, LoadError::Reparameterized { .. }));
     says(&error, &["`pooler.weight`"]);
 }

@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::store::KeyRemapper;
 use burn::tensor::{Device, Tensor};
 use burn_marlin::convert::ExportError;
-use burn_marlin::{GroupSize, QuantLinear, QuantSpec, W4A16};
+use burn_marlin::{GroupSize, QuantLinear, QuantSpec, WeightQuantizer};
 use load_published::Bert;
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, Quantization};
 use safetensors::Dtype;
@@ -29,11 +29,11 @@ fn what_was_loaded_is_exported_bit_for_bit_and_loaded_again() {
             .unwrap()
     };
     let (first, report) =
-        W4A16::load(model(), golden(), &Bert::from_transformers().unwrap()).unwrap();
+        WeightQuantizer::load(model(), golden(), &Bert::from_transformers().unwrap()).unwrap();
     let before = values(&first);
     // Exported twice: exporting changes nothing.
     for dir in [parent.path().join("once"), dir.clone()] {
-        W4A16::export(&first, dir, &Bert::to_transformers().unwrap()).unwrap();
+        WeightQuantizer::export(&first, dir, &Bert::to_transformers().unwrap()).unwrap();
     }
     assert_eq!(values(&first), before);
 
@@ -69,7 +69,8 @@ fn what_was_loaded_is_exported_bit_for_bit_and_loaded_again() {
     let weights = &quantization["config_groups"]["group_0"]["weights"];
     assert_eq!([&weights["num_bits"], &weights["group_size"]], [4, 32]);
 
-    let (second, again) = W4A16::load(model(), &dir, &Bert::from_transformers().unwrap()).unwrap();
+    let (second, again) =
+        WeightQuantizer::load(model(), &dir, &Bert::from_transformers().unwrap()).unwrap();
     assert_eq!(again, report);
     assert_eq!(values(&second), before);
 }
@@ -78,14 +79,14 @@ fn what_was_loaded_is_exported_bit_for_bit_and_loaded_again() {
 fn a_model_that_was_exported_still_takes_a_record() {
     let parent = tempfile::tempdir().unwrap();
     let convert = || {
-        W4A16::new(QuantSpec::int4(GroupSize::G32))
+        WeightQuantizer::new(QuantSpec::int4(GroupSize::G32))
             .quantize(LinearConfig::new(64, 8).init(&Device::flex()))
             .unwrap()
             .0
     };
     let (model, other) = (convert(), convert());
     // Exporting must not read placeholders, which would count as a use.
-    W4A16::export(
+    WeightQuantizer::export(
         &model,
         parent.path().join("model"),
         &KeyRemapper::new().add_pattern("^", "layer.").unwrap(),
@@ -177,7 +178,7 @@ fn formats_of_several_kinds_come_back() {
             up,
         },
         report,
-    ) = W4A16::load(
+    ) = WeightQuantizer::load(
         Layers {
             down,
             gate,
@@ -198,7 +199,7 @@ fn formats_of_several_kinds_come_back() {
         up,
         own,
     };
-    W4A16::export(
+    WeightQuantizer::export(
         &mixed,
         &dir,
         &KeyRemapper::new().add_pattern("^", "model.").unwrap(),
@@ -243,7 +244,7 @@ fn formats_of_several_kinds_come_back() {
             up,
         },
         report,
-    ) = W4A16::load(
+    ) = WeightQuantizer::load(
         Layers {
             down,
             gate,
@@ -274,7 +275,7 @@ fn formats_of_several_kinds_come_back() {
     let plain = Own {
         own: LinearConfig::new(32, 9).init(&Device::flex()),
     };
-    let (plain, _) = W4A16::load(plain, &dir, &keys).unwrap();
+    let (plain, _) = WeightQuantizer::load(plain, &dir, &keys).unwrap();
     let x = Tensor::<2>::ones([2, 32], &Device::flex());
     let [found, expected] = [plain.own.forward(x.clone()), mixed.own.forward(x)]
         .map(|y| y.try_into_vec_as::<f32>().unwrap());
@@ -293,11 +294,11 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     let dir = parent.path().join("target");
     let device = Device::flex();
     let linear = || LinearConfig::new(64, 8).init(&device);
-    let (quantized, _) = W4A16::new(QuantSpec::int4(GroupSize::G32))
+    let (quantized, _) = WeightQuantizer::new(QuantSpec::int4(GroupSize::G32))
         .quantize(linear())
         .unwrap();
 
-    let error = W4A16::export(
+    let error = WeightQuantizer::export(
         &quantized,
         &dir,
         &KeyRemapper::new()
@@ -313,7 +314,7 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     let one_name = KeyRemapper::new()
         .add_pattern("^.*$", "layer.weight")
         .unwrap();
-    let error = W4A16::export(&linear(), &dir, &one_name).unwrap_err();
+    let error = WeightQuantizer::export(&linear(), &dir, &one_name).unwrap_err();
     assert!(
         matches!(
             &error,
@@ -323,11 +324,11 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     );
 
     let adapted = linear().apply_lora(Lora::new(2, 4.0));
-    let (both, _) = W4A16::new(QuantSpec::int4(GroupSize::G32))
+    let (both, _) = WeightQuantizer::new(QuantSpec::int4(GroupSize::G32))
         .quantize(linear())
         .unwrap();
     for adapted in [adapted, both.apply_lora(Lora::new(2, 4.0))] {
-        let error = W4A16::export(&adapted, &dir, &KeyRemapper::new()).unwrap_err();
+        let error = WeightQuantizer::export(&adapted, &dir, &KeyRemapper::new()).unwrap_err();
         assert!(
             matches!(&error, ExportError::Reparameterized { path } if path == "weight"),
             "{error}"
@@ -337,7 +338,7 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     assert_eq!(parent.path().read_dir().unwrap().count(), 0);
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("notes.txt"), "mine").unwrap();
-    let error = W4A16::export(
+    let error = WeightQuantizer::export(
         &quantized,
         &dir,
         &KeyRemapper::new().add_pattern("^", "layer.").unwrap(),

@@ -2,12 +2,13 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::store::KeyRemapper;
 use burn::tensor::{DType, Device, Tensor};
-use burn_marlin::W4A16;
-use burn_marlin::convert::{LeftReason, Outcome};
+use burn_marlin::WeightQuantizer;
+use burn_marlin::convert::{Outcome, SkipReason};
 use load_published::Bert;
 use marlin_format::checkpoint::{Checkpoint, Quantization, read_layer};
 
-use crate::support::{Expected, config, edited, golden, model, relative_error};
+use crate::support::{Expected, config, edited, golden, model};
+use marlin_testing::relative_error;
 
 /// The largest relative error that f32 sums in another order may cause.
 const TOLERANCE: f64 = 2e-6;
@@ -18,13 +19,13 @@ fn a_published_bert_computes_what_transformers_computes() {
     let [before, _] = expected.errors(&model());
     assert!(before > 0.5, "random weights give the same: {before}");
     let (model, report) =
-        W4A16::load(model(), golden(), &Bert::from_transformers().unwrap()).unwrap();
+        WeightQuantizer::load(model(), golden(), &Bert::from_transformers().unwrap()).unwrap();
     let errors = expected.errors(&model);
     println!("relative errors of the hidden state and the logits: {errors:?}");
     assert!(errors.iter().all(|&error| error < TOLERANCE), "{errors:?}");
 
     assert_eq!(
-        (report.quantized(), report.left(), report.layers.len()),
+        (report.quantized(), report.skipped(), report.layers.len()),
         (13, 1, 17),
         "{report}"
     );
@@ -34,14 +35,14 @@ fn a_published_bert_computes_what_transformers_computes() {
             Outcome::Quantized { format, .. } => {
                 assert_eq!(format.to_string(), "int4 g32 f16", "{}", layer.path)
             }
-            Outcome::Left(reason) => {
+            Outcome::Skipped(reason) => {
                 let linear = layer.path == "classifier.weight";
                 assert_eq!(
                     *reason,
                     if linear {
-                        LeftReason::FloatInCheckpoint
+                        SkipReason::FloatInCheckpoint
                     } else {
-                        LeftReason::NotLinear
+                        SkipReason::NotLinear
                     },
                     "{}",
                     layer.path
@@ -55,7 +56,8 @@ fn a_published_bert_computes_what_transformers_computes() {
 fn parameters_keep_the_dtype_of_the_model() {
     let expected = Expected::read();
     let half = model().map(&mut Half);
-    let (half, _) = W4A16::load(half, golden(), &Bert::from_transformers().unwrap()).unwrap();
+    let (half, _) =
+        WeightQuantizer::load(half, golden(), &Bert::from_transformers().unwrap()).unwrap();
     let hidden = half.encode(expected.ids.clone(), expected.segments.clone());
     assert_eq!(hidden.dtype(), DType::F16);
     let error = relative_error(&hidden.try_into_vec_as::<f32>().unwrap(), &expected.hidden);
@@ -120,7 +122,7 @@ fn layers_go_where_the_key_map_says_and_the_rest_is_reported() {
                     ([64, 128], [64, 3])
                 );
             }
-            let (model, report) = W4A16::load(model, golden(), &keys).unwrap();
+            let (model, report) = WeightQuantizer::load(model, golden(), &keys).unwrap();
             assert_eq!(
                 model.column.weight.val().try_into_vec_as::<f32>().unwrap(),
                 weight,
@@ -149,7 +151,7 @@ fn layers_go_where_the_key_map_says_and_the_rest_is_reported() {
 #[test]
 fn one_safetensors_file_is_opened_with_the_config_beside_it() {
     let file = golden().join("model.safetensors");
-    let (model, report) = W4A16::load(
+    let (model, report) = WeightQuantizer::load(
         config().init(&Device::flex()),
         file,
         &Bert::from_transformers().unwrap(),
@@ -166,7 +168,7 @@ fn a_tensor_too_many_is_reported_and_changes_nothing() {
         tensors.insert("cls.predictions.bias".into(), bias);
     });
     let (model, report) =
-        W4A16::load(model(), folder.path(), &Bert::from_transformers().unwrap()).unwrap();
+        WeightQuantizer::load(model(), folder.path(), &Bert::from_transformers().unwrap()).unwrap();
     assert_eq!(report.unused, ["cls.predictions.bias"]);
     assert!(
         report.to_string().contains("cls.predictions.bias"),

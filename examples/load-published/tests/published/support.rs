@@ -1,3 +1,4 @@
+use marlin_testing::relative_error;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -73,17 +74,6 @@ impl Expected {
             relative_error(&logits.try_into_vec_as::<f32>().unwrap(), &self.logits),
         ]
     }
-}
-
-/// The norm of the difference, divided by the norm of `expected`.
-pub fn relative_error(found: &[f32], expected: &[f64]) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    let difference: f64 = found
-        .iter()
-        .zip(expected)
-        .map(|(&found, expected)| (f64::from(found) - expected).powi(2))
-        .sum();
-    (difference / expected.iter().map(|value| value.powi(2)).sum::<f64>()).sqrt()
 }
 
 /// Dtype, shape and bytes of a tensor.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::DeviceType;
 use burn::tensor::{Device, FloatDType};
 use clap::ValueEnum;
-use marlin_llama::{Llama, LlamaConfig, OpenOptions};
+use marlin_lm::{LanguageModel, ModelConfig, OpenOptions};
 
 use crate::corpus::{self, CONTEXT};
 use crate::error::Error;
@@ -115,7 +115,7 @@ impl DeviceKind {
 /// Runs `train`.
 pub fn run(options: &Options) -> Result<(), Error> {
     let config = match &options.from {
-        Some(folder) => LlamaConfig::read(&folder.join("config.json"))?,
+        Some(folder) => ModelConfig::read(&folder.join("config.json"))?,
         None => options.size.config(),
     };
     train(options, config)
@@ -124,7 +124,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 /// The model to train: one with random weights, or that of `--from`, 2:4.
 fn trainer(
     options: &Options,
-    config: &LlamaConfig,
+    config: &ModelConfig,
     train_tokens: Vec<i32>,
     device: &Device,
 ) -> Result<Trainer, Error> {
@@ -137,13 +137,13 @@ fn trainer(
         with_tokenizer: false,
         head: None,
     };
-    let llama = Llama::open(folder, device, &open)?;
+    let llama = LanguageModel::open(folder, device, &open)?;
     let mut model = Arc::unwrap_or_clone(llama.model);
     model.dequantize();
     Trainer::sparse(model, train_tokens, options, device)
 }
 
-fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
+fn train(options: &Options, config: ModelConfig) -> Result<(), Error> {
     check(options)?;
     let output = Output::new(&options.out, &options.data)?;
     if let Some(folder) = &options.from {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use burn::tensor::FloatDType;
-use marlin_llama::{LlamaConfig, LlamaModel, save_float};
+use marlin_lm::{Model, ModelConfig, save_float};
 use serde_json::json;
 
 use super::prune::Pruning;
@@ -115,8 +115,8 @@ impl Output {
     /// Writes the model in f16, and replaces the contents of the folder.
     pub fn save(
         &self,
-        model: &LlamaModel,
-        config: &LlamaConfig,
+        model: &Model,
+        config: &ModelConfig,
         progress: &Progress,
     ) -> Result<(), Error> {
         // Written beside the folder first: a run that is killed while saving leaves the earlier

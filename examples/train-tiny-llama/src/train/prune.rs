@@ -1,4 +1,4 @@
-//! A model whose projections are 2:4, or pruned to that, and trained on with the mask held.
+//! A model whose projections are 2:4, or pruned to that, and fine-tuned with a fixed mask.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData};
 use marlin_format::{check_two_four, prune_two_four};
-use marlin_llama::{LlamaModel, Projection};
+use marlin_lm::{Model, Projection};
 
 use crate::error::Error;
 
@@ -51,7 +51,7 @@ impl fmt::Display for Pruning {
 ///
 /// A weight that is 2:4 keeps its values: a training can go on from its own result, or from that of
 /// another method of pruning.
-pub fn prune(model: LlamaModel) -> Result<(LlamaModel, Masks), Error> {
+pub fn prune(model: Model) -> Result<(Model, Masks), Error> {
     let weight_of = |(name, projection): (String, &Projection)| match projection {
         Projection::Dense(linear) if name != "lm_head" => Some(linear.weight.id),
         _ => None,

@@ -1,7 +1,7 @@
 //! The family: models of one tokenizer and text, in three sizes.
 
 use clap::ValueEnum;
-use marlin_llama::{Architecture, LlamaConfig};
+use marlin_lm::{Architecture, ModelConfig};
 
 use crate::corpus::{CONTEXT, tokenizer};
 
@@ -22,14 +22,14 @@ pub enum Size {
 impl Size {
     /// The model's config. Every size in it is a multiple of 128, so that every 4-bit kernel takes
     /// its layers.
-    pub fn config(self) -> LlamaConfig {
+    pub fn config(self) -> ModelConfig {
         let (hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads) = match self
         {
             Self::Small => (128, 3, 2, 2),
             Self::Shipped => (256, 5, 4, 2),
             Self::Large => (512, 6, 8, 4),
         };
-        LlamaConfig {
+        ModelConfig {
             architecture: Architecture::Llama,
             vocab_size: tokenizer::VOCAB_SIZE,
             hidden_size,
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
     use burn::module::Module;
     use burn::tensor::Device;
-    use marlin_llama::LlamaModel;
+    use marlin_lm::Model;
 
     #[test]
     fn every_size_suits_every_kernel_and_has_its_parameters() {
@@ -82,7 +82,7 @@ mod tests {
                 "{size:?}: {sizes:?}"
             );
             assert_eq!(
-                LlamaModel::new(&config, &Device::flex()).num_params(),
+                Model::new(&config, &Device::flex()).num_params(),
                 parameters,
                 "{size:?}"
             );

@@ -5,13 +5,13 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use marlin_format::checkpoint::{Checkpoint, Quantization, layer_format, read_layer};
-use marlin_format::{Bits, GroupSize, QuantSpec, Sparsity};
-use marlin_llama::{Calibration, FileFormat, Method, QuantizeOptions, RowOrder, quantize_folder};
+use marlin_format::{GroupSize, QuantSpec, Sparsity, WeightValue};
+use marlin_lm::{Calibration, FileFormat, Method, QuantizeOptions, RowOrder, quantize_folder};
 
 use super::*;
 
-fn small() -> LlamaConfig {
-    LlamaConfig {
+fn small() -> ModelConfig {
+    ModelConfig {
         vocab_size: 32,
         hidden_size: 32,
         intermediate_size: 64,
@@ -84,7 +84,7 @@ fn learns_and_writes_a_folder() {
     ] {
         assert!(out.join(file).is_file(), "{file}");
     }
-    let config = LlamaConfig::read(&out.join("config.json")).unwrap();
+    let config = ModelConfig::read(&out.join("config.json")).unwrap();
     assert_eq!((config.vocab_size, config.tie_word_embeddings), (32, true));
 
     train(
@@ -178,10 +178,7 @@ fn sparsegpt(source: &Path, target: &Path) {
         method,
         ..QuantizeOptions::default()
     };
-    let spec = QuantSpec {
-        bits: Bits::Eight,
-        ..QuantSpec::int4(GroupSize::Channel)
-    };
+    let spec = QuantSpec::new(WeightValue::Int8, GroupSize::Channel);
     quantize_folder(source, target, &spec, &options, |_| {
         ControlFlow::Continue(())
     })
@@ -197,7 +194,7 @@ fn a_quantised_two_of_four_model_recovers_with_its_own_mask() {
     let [dense, quantised, recovered] =
         ["dense", "quantised", "recovered"].map(|name| dir.path().join(name));
     // The form of the folder takes output features in multiples of 64.
-    let config = LlamaConfig {
+    let config = ModelConfig {
         hidden_size: 64,
         num_key_value_heads: 4,
         head_dim: 16,

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Int, Tensor, activation};
-use marlin_llama::{LlamaConfig, LlamaModel};
+use marlin_lm::{Model, ModelConfig};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
@@ -21,7 +21,7 @@ const WEIGHT_DECAY: f32 = 0.1;
 
 /// A model in training on one device.
 pub struct Trainer {
-    model: LlamaModel,
+    model: Model,
     optimizer: ModuleOptimizer,
     windows: Windows,
     batch: usize,
@@ -35,19 +35,19 @@ pub struct Trainer {
 impl Trainer {
     /// Makes a model with random weights on the device, and copies the training tokens there.
     pub fn new(
-        config: &LlamaConfig,
+        config: &ModelConfig,
         train_tokens: Vec<i32>,
         options: &Options,
         device: &Device,
     ) -> Self {
         device.seed(options.seed);
-        let model = LlamaModel::new(config, &device.clone().autodiff());
+        let model = Model::new(config, &device.clone().autodiff());
         Self::of(model, None, train_tokens, options, device)
     }
 
     /// Prunes what is not 2:4 of a float model, to train it on with its zeros held.
     pub fn sparse(
-        model: LlamaModel,
+        model: Model,
         train_tokens: Vec<i32>,
         options: &Options,
         device: &Device,
@@ -58,7 +58,7 @@ impl Trainer {
     }
 
     fn of(
-        model: LlamaModel,
+        model: Model,
         masks: Option<Masks>,
         train_tokens: Vec<i32>,
         options: &Options,
@@ -94,7 +94,7 @@ impl Trainer {
     }
 
     /// The model without its autodiff graph.
-    pub fn model(&self) -> LlamaModel {
+    pub fn model(&self) -> Model {
         self.model.valid()
     }
 
@@ -167,7 +167,7 @@ fn read(value: Tensor<1>) -> Result<f32, Error> {
 }
 
 /// AdamW with weight decay for matrices and none for the vectors of norms.
-fn optimizer(model: &LlamaModel) -> ModuleOptimizer {
+fn optimizer(model: &Model) -> ModuleOptimizer {
     let adamw = AdamWConfig::new()
         .with_beta_1(0.9)
         .with_beta_2(0.95)

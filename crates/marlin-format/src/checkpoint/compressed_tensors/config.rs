@@ -1,4 +1,4 @@
-//! The `quantization_config` of a checkpoint's `config.json`, as it is written.
+//! Creation of the `quantization_config` in a checkpoint's `config.json`.
 
 use serde_json::{Map, Value, json};
 
@@ -9,27 +9,28 @@ use crate::{GroupSize, QuantSpec};
 const METHOD: &str = "compressed-tensors";
 const PACK_QUANTIZED: &str = "pack-quantized";
 const MARLIN_24: &str = "marlin-24";
-/// The class of layers that is quantised, by its name in PyTorch.
+/// The PyTorch class of the layers that are quantised.
 const TARGET: &str = "Linear";
 
-/// The quantisation of the linear layers of a checkpoint to write, the layers that differ from it,
-/// and the layers left as floats. [`Quantization`](crate::checkpoint::Quantization) reads it again.
+/// The quantisation of a checkpoint to write: the spec of its linear layers, the layers with
+/// another spec, and the skipped layers, which stay floats.
+/// [`Quantization`](crate::checkpoint::Quantization) reads the resulting config.
 #[derive(Debug, Clone)]
 pub struct QuantizationConfig {
     spec: QuantSpec,
     ignore: Vec<LayerPattern>,
     act_order: bool,
     format: &'static str,
-    /// Spec, act-order and names of layers that are quantised otherwise.
+    /// The spec, act-order and names of layers with another quantisation.
     others: Vec<(QuantSpec, bool, Vec<String>)>,
 }
 
 impl QuantizationConfig {
-    /// All linear layers in `spec`, except those that `ignore` names, each entry of it a
-    /// [`LayerPattern`].
+    /// Creates a config that quantises all linear layers with `spec`, except those that `ignore`
+    /// names. Each entry of `ignore` is a [`LayerPattern`].
     ///
     /// # Errors
-    /// [`ConfigError::Pattern`] for an expression that is none, or that looks around.
+    /// [`ConfigError::Pattern`] for an invalid regular expression, or one with look-around.
     pub fn new(spec: QuantSpec, ignore: Vec<String>) -> Result<Self, ConfigError> {
         let ignore = ignore
             .into_iter()
@@ -44,14 +45,14 @@ impl QuantizationConfig {
         })
     }
 
-    /// The same, with a declaration that layers have a `weight_g_idx` (`actorder` is `group`),
-    /// which versions of the package before 0.19 require, and later ones and vLLM refuse. Layers of
-    /// one group a channel have none.
+    /// Returns the config with a declaration that layers have a `weight_g_idx` (`actorder` is
+    /// `group`). Versions of the package before 0.19 require this declaration; later versions and
+    /// vLLM refuse it. Layers with one group per channel have no `weight_g_idx`.
     pub fn with_act_order(self, act_order: bool) -> Self {
         Self { act_order, ..self }
     }
 
-    /// The same, with weights stored as `marlin-24`, two of every four values.
+    /// Returns the config for weights stored as `marlin-24`, with two of every four values.
     pub fn as_marlin_24(self) -> Self {
         Self {
             format: MARLIN_24,
@@ -59,17 +60,17 @@ impl QuantizationConfig {
         }
     }
 
-    /// The same, with the layers of these names quantised otherwise: a group of their own in the
-    /// config.
+    /// Returns the config with another quantisation for the layers with these names, as a separate
+    /// group of the config.
     pub fn with_layers(mut self, spec: QuantSpec, act_order: bool, names: Vec<String>) -> Self {
         self.others.push((spec, act_order, names));
         self
     }
 
-    /// The same, with more entries of `ignore`.
+    /// Returns the config with more entries of `ignore`.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_ignored(mut self, entries: Vec<String>) -> Result<Self, ConfigError> {
         let entries = entries
             .into_iter()
@@ -79,12 +80,12 @@ impl QuantizationConfig {
         Ok(self)
     }
 
-    /// The quantisation of layers without an entry of their own.
+    /// Returns the quantisation of layers without a group of their own.
     pub fn spec(&self) -> QuantSpec {
         self.spec
     }
 
-    /// The entries of `ignore`, as they are in the config.
+    /// Returns the entries of `ignore`, as written in the config.
     pub fn ignore(&self) -> impl Iterator<Item = &str> {
         self.ignore.iter().map(LayerPattern::entry)
     }
@@ -99,7 +100,7 @@ impl QuantizationConfig {
         self.ignore.iter().any(|pattern| pattern.matches(name))
     }
 
-    /// The `quantization_config` object.
+    /// Returns the `quantization_config` object.
     pub fn to_json(&self) -> Value {
         let first = (&self.spec, self.act_order, json!([TARGET]));
         let others = self
@@ -121,21 +122,21 @@ impl QuantizationConfig {
     }
 }
 
-/// One of the `config_groups`.
+/// Returns one of the `config_groups`.
 fn group(spec: &QuantSpec, act_order: bool, targets: Value) -> Value {
-    let (strategy, group_size) = match spec.group {
+    let (strategy, group_size) = match spec.scales.group {
         GroupSize::Channel => ("channel", Value::Null),
         group => ("group", group.as_i64().into()),
     };
     json!({
         "targets": targets,
         "weights": {
-            "num_bits": spec.bits,
+            "num_bits": spec.value,
             "type": "int",
-            "symmetric": !spec.zero_points,
+            "symmetric": !spec.has_zero_points(),
             "strategy": strategy,
             "group_size": group_size,
-            "actorder": if act_order && spec.group != GroupSize::Channel { "group".into() } else { Value::Null },
+            "actorder": if act_order && spec.scales.group != GroupSize::Channel { "group".into() } else { Value::Null },
             "dynamic": false,
         },
         "input_activations": null,

@@ -1,22 +1,22 @@
 //! compressed-tensors, format `pack-quantized`: the weights that vLLM and llm-compressor write.
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named
-//! `{layer}.{tensor}`; a word is an i32 of V values, eight of 4 bits or four of 8 bits, the first
-//! lowest:
+//! A linear layer with K input features, N output features and G groups is stored in these tensors,
+//! each named `{layer}.{tensor}`. A word is an i32 of V values (eight 4-bit or four 8-bit values),
+//! the first value in the lowest bits:
 //!
 //! | tensor | dtype | shape | holds |
 //! |---|---|---|---|
 //! | `weight_packed` | i32 | `[N, ceil(K/V)]` | q: value `i` of word `c` is input feature `V*c + i`, values past K are 0 |
 //! | `weight_scale` | f16 or bf16 | `[N, G]` | scales |
 //! | `weight_shape` | i64 | `[2]` | N, K |
-//! | `weight_zero_point`, where not symmetric | i32 | `[ceil(N/V), G]` | z: value `i` of row `r` is output feature `V*r + i` |
-//! | `weight_g_idx`, where activation-ordered in more groups than one | i32 | `[K]` | the group of each input feature |
+//! | `weight_zero_point`, if not symmetric | i32 | `[ceil(N/V), G]` | z: value `i` of row `r` is output feature `V*r + i` |
+//! | `weight_g_idx`, if act-order with several groups | i32 | `[K]` | the group of each input feature |
 //!
-//! The package's integers are signed; q and z are theirs plus 8 (4 bits) or 128 (8 bits), 0..=15 or
-//! 0..=255.
+//! The Python package uses signed integers; q and z are these integers plus 8 (4 bits) or 128 (8
+//! bits), in 0..=15 or 0..=255.
 //!
-//! Versions of the package before 0.19 read `weight_g_idx` (`actorder: group`); later ones, and
-//! vLLM, refuse it.
+//! Versions of the package before 0.19 read `weight_g_idx` (`actorder: group`); later versions and
+//! vLLM refuse it.
 //!
 //! Source: the `compressed-tensors` Python package,
 //! `compressors/quantized_compressors/pack_quantized.py`.
@@ -36,7 +36,7 @@ use super::packed::{
 };
 use super::{Checkpoint, CheckpointError, Dtype, TensorData, TensorSpec, groups};
 use crate::layout::PlainLayout;
-use crate::{Bits, PlainParts, PlainWeight, QuantSpec, Scales};
+use crate::{PlainParts, PlainWeight, QuantSpec, Scales, WeightValue};
 
 pub(super) const TENSORS: [&str; 5] = [PACKED, SCALE, SHAPE, ZERO_POINT, GROUP_INDEX];
 const PACKED: &str = "weight_packed";
@@ -45,27 +45,28 @@ const SHAPE: &str = "weight_shape";
 const ZERO_POINT: &str = "weight_zero_point";
 const GROUP_INDEX: &str = "weight_g_idx";
 
-/// Returns true if `layer` is quantised in this checkpoint: its `weight_packed` is there.
+/// Returns true if the checkpoint has the tensor `weight_packed` of `layer`: the layer is
+/// quantised.
 pub fn contains(checkpoint: &Checkpoint, layer: &str) -> bool {
     checkpoint.contains(&name(layer, PACKED))
 }
 
 /// Reads the weight of `layer`, such as `model.layers.0.mlp.up_proj`.
 ///
-/// The scale tensor's dtype counts, not `spec.scale_dtype`, which no config has. A `weight_g_idx`
-/// that is not the natural order of groups becomes a row permutation.
+/// The dtype of the scale tensor decides, not `spec.scale_dtype`, which no config declares. A
+/// `weight_g_idx` that is not in the natural order of groups becomes a row permutation.
 ///
 /// # Errors
-/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values
-/// make no sense; and for zero points that are there where `spec` is symmetric, or absent where it
-/// is not.
+/// [`CheckpointError`] for tensors that are missing, have another dtype or shape, or have invalid
+/// values; for zero points that are present although `spec` is symmetric, or absent although it is
+/// not.
 pub fn to_plain(
     checkpoint: &Checkpoint,
     layer: &str,
     spec: &QuantSpec,
 ) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
-    let bits = spec.bits;
+    let bits = spec.value;
     let weight = tensors.get(PACKED)?;
     let invalid = |source| tensors.invalid(&weight, source);
 
@@ -80,7 +81,7 @@ pub fn to_plain(
         return Err(shape.bad_values(format!("it says [N, K] = {extents:?}")));
     };
     QuantSpec::check_shape(k, n).map_err(invalid)?;
-    let groups = spec.group.count(k);
+    let groups = spec.scales.group.count(k);
     weight.expect_shape(&[n, k.div_ceil(bits.per_word())])?;
 
     let scales = match tensors.get(SCALE)?.expect_shape(&[n, groups])?.scales()? {
@@ -97,12 +98,12 @@ pub fn to_plain(
         None => None,
     };
     let row_permutation = match tensors.optional(GROUP_INDEX) {
-        Some(index) => groups::row_permutation(&index.expect_shape(&[k])?, spec.group)?,
+        Some(index) => groups::row_permutation(&index.expect_shape(&[k])?, spec.scales.group)?,
         None => None,
     };
 
     let layout = PlainLayout::new(k, n, bits);
-    let words = unpack_words(
+    let qweight = unpack_words(
         tensors.buffer(&layout),
         &layout,
         weight.words()?,
@@ -113,7 +114,7 @@ pub fn to_plain(
         k,
         n,
         spec,
-        words,
+        qweight,
         metadata: None,
         scales,
         zero_points,
@@ -122,8 +123,8 @@ pub fn to_plain(
     .map_err(invalid)
 }
 
-/// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: a writer declares
-/// them before the weight is quantised.
+/// Returns the specs of the tensors of `layer`, in the order of [`tensors_of`]. A writer declares
+/// these tensors before the weight is quantised.
 ///
 /// `act_order` is true if the weight has a row permutation.
 pub fn tensor_specs(
@@ -133,13 +134,13 @@ pub fn tensor_specs(
     spec: &QuantSpec,
     act_order: bool,
 ) -> Vec<TensorSpec> {
-    let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
+    let (groups, per_word) = (spec.scales.group.count(k), spec.value.per_word());
     let mut specs = vec![
         TensorSpec::new(name(layer, PACKED), Dtype::I32, [n, k.div_ceil(per_word)]),
-        TensorSpec::new(name(layer, SCALE), spec.scale_dtype.into(), [n, groups]),
+        TensorSpec::new(name(layer, SCALE), spec.scales.dtype.into(), [n, groups]),
         TensorSpec::new(name(layer, SHAPE), Dtype::I64, [2]),
     ];
-    if spec.zero_points {
+    if spec.has_zero_points() {
         specs.push(TensorSpec::new(
             name(layer, ZERO_POINT),
             Dtype::I32,
@@ -152,13 +153,13 @@ pub fn tensor_specs(
     specs
 }
 
-/// The tensors that hold `weight` as `layer`. A row permutation is written as `weight_g_idx`, with
-/// the rows in their natural order. A weight of one group has none: rows are all in it, in whatever
-/// order they were rounded.
+/// Returns the tensors that store `weight` as `layer`. A row permutation is written as
+/// `weight_g_idx`, with the rows in their natural order. A weight with a single group has no
+/// `weight_g_idx`, because the order of quantisation does not affect the group of a row.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     let weight = weight.to_dense();
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
-    let groups = spec.group.count(k);
+    let groups = spec.scales.group.count(k);
     let permutation = weight.row_permutation();
     let scales = match weight.scales() {
         Scales::F16(values) => Scales::F16(transposed(values, groups, n)),
@@ -173,11 +174,13 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     ];
     if let Some(zero_points) = weight.zero_points() {
         bytes.push(
-            bytemuck::cast_slice(&pack_zero_points(zero_points, n, groups, spec.bits)).to_vec(),
+            bytemuck::cast_slice(&pack_zero_points(zero_points, n, groups, spec.value)).to_vec(),
         );
     }
     if let Some(permutation) = permutation.filter(|_| has_group_index(true, groups)) {
-        bytes.push(bytemuck::cast_slice(&groups::group_index(permutation, spec.group)).to_vec());
+        bytes.push(
+            bytemuck::cast_slice(&groups::group_index(permutation, spec.scales.group)).to_vec(),
+        );
     }
     let specs = tensor_specs(layer, k, n, &spec, permutation.is_some());
     specs
@@ -196,8 +199,8 @@ fn name(layer: &str, tensor: &str) -> String {
     format!("{layer}.{tensor}")
 }
 
-/// Words `[N, ceil(K / values in a word)]` to [`PlainLayout`], with the rows in the order of the
-/// permutation.
+/// Converts words `[N, ceil(K / values in a word)]` to [`PlainLayout`], with the rows in the order
+/// of the permutation.
 fn unpack_words(
     words: Vec<u32>,
     layout: &PlainLayout,
@@ -205,7 +208,7 @@ fn unpack_words(
     permutation: Option<&[u32]>,
 ) -> Vec<u32> {
     let (n, rows, columns) = (layout.n, layout.rows(), layout.columns());
-    // Both hold a run of rows of K in a word: only the words are transposed.
+    // In both layouts a word holds consecutive rows of K, so only whole words are transposed.
     match permutation {
         None => plain_words(words, layout, TRANSPOSE_ROWS, |row, block| {
             transpose_into(packed, [n, rows], row, block, columns, u32::from_le_bytes);
@@ -224,7 +227,8 @@ fn unpack_words(
     }
 }
 
-/// The inverse of [`unpack_words`], with padding of 0 as the Python package writes it.
+/// Converts a weight to words, the inverse of [`unpack_words`]. Padding is 0, as in the Python
+/// package.
 fn pack_words(weight: &PlainWeight) -> Vec<u32> {
     let (n, layout) = (weight.n(), weight.layout());
     let (rows, columns) = (layout.rows(), layout.columns());
@@ -253,7 +257,7 @@ fn pack_words(weight: &PlainWeight) -> Vec<u32> {
 }
 
 /// Zero points `[G, N]` to words `[ceil(N / values in a word), G]`, packed along N.
-fn pack_zero_points(zero_points: &[u8], n: usize, groups: usize, bits: Bits) -> Vec<u32> {
+fn pack_zero_points(zero_points: &[u8], n: usize, groups: usize, bits: WeightValue) -> Vec<u32> {
     transposed(
         &pack_columns(zero_points, n, bits),
         groups,

@@ -1,13 +1,14 @@
-//! The layers that an entry of a config names.
+//! Patterns that select layers by name, in the form of config entries.
 
 use regex::Regex;
 
 use crate::checkpoint::ConfigError;
 
-/// What an entry begins with that is a pattern, not a name.
+/// The prefix of an entry that is a pattern, not a name.
 const PREFIX: &str = "re:";
 
-/// Layers: a name, or `re:` and a regular expression that matches from the start of the name.
+/// A selection of layers: a name, or `re:` and a regular expression that matches from the start of
+/// the name.
 #[derive(Debug, Clone)]
 pub struct LayerPattern {
     entry: String,
@@ -15,10 +16,10 @@ pub struct LayerPattern {
 }
 
 impl LayerPattern {
-    /// Compiles an entry.
+    /// Creates a pattern from a config entry.
     ///
     /// # Errors
-    /// [`ConfigError::Pattern`] for an expression that is none, or that looks around.
+    /// [`ConfigError::Pattern`] for an invalid regular expression, or one with look-around.
     pub fn new(entry: impl Into<String>) -> Result<Self, ConfigError> {
         let entry = entry.into();
         let compile = |pattern: &str| {
@@ -32,12 +33,12 @@ impl LayerPattern {
         Ok(Self { entry, regex })
     }
 
-    /// The entry.
+    /// Returns the config entry.
     pub fn entry(&self) -> &str {
         &self.entry
     }
 
-    /// Returns true if the layer `name` is one of them.
+    /// Returns true if the pattern selects the layer `name`.
     pub fn matches(&self, name: &str) -> bool {
         match &self.regex {
             Some(regex) => regex.is_match(name),

@@ -2,12 +2,12 @@
 //!
 //! | field | means |
 //! |---|---|
-//! | `bits`, `group_size`, `sym` | as GPTQ's; `sym` where absent: true |
-//! | `packing_format` | `auto_round:auto_gptq` (where absent, if symmetric): GPTQ v1; `auto_round` or `auto_round:gptqmodel`: GPTQ v2; `auto_round:auto_awq`: AWQ, always with zero points |
-//! | `extra_config` | overrides by layer or pattern; 16 bits and more are not quantised. A layer's own entry counts before patterns |
-//! | `block_name_to_quantize`, `to_quant_block_names` | names of blocks, as a list or separated by commas; layers elsewhere are not quantised |
+//! | `bits`, `group_size`, `sym` | as in GPTQ; default of `sym`: true |
+//! | `packing_format` | `auto_round:auto_gptq` (default, if symmetric): GPTQ v1; `auto_round` or `auto_round:gptqmodel`: GPTQ v2; `auto_round:auto_awq`: AWQ, always with zero points |
+//! | `extra_config` | overrides by layer name or pattern; layers of 16 bits and more are not quantised. The entry of a layer's name takes precedence over patterns |
+//! | `block_name_to_quantize`, `to_quant_block_names` | names of blocks, as a list or separated by commas; layers outside these blocks are not quantised |
 //!
-//! The output head is quantised only where `extra_config` has it by its name.
+//! The output head is quantised only if `extra_config` has an entry with its name.
 //!
 //! Sources: AutoRound `export/export_to_autoround/export.py`,
 //! `inference/{convert_model,backend,utils}.py`; vLLM `quantization/auto_round.py`.
@@ -20,10 +20,10 @@ use super::rules::{Rules, Selector, push_outside_blocks};
 use super::spec;
 use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat};
 
-/// Bits from which on a layer counts as not quantised.
+/// The smallest number of bits of a layer that counts as not quantised.
 const FLOAT_BITS: i64 = 16;
 
-/// The rules of an AutoRound config.
+/// Returns the rules of an AutoRound config.
 pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     for transform in ["rotation_config", "spinquant_config"] {
         if let Some(found) = root
@@ -95,7 +95,7 @@ fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
         None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => GptqVersion::V1,
         Some("auto_round" | "auto_round:gptqmodel") => GptqVersion::V2,
         Some("auto_round:auto_awq" | "auto_round:awq") => {
-            // Its packer writes zero points where weights are symmetric, too.
+            // AutoRound's AWQ packer also writes zero points for symmetric weights.
             return spec::check_awq(fields, &["bits"], spec)
                 .map(|()| LayerFormat::Awq(spec.with_zero_points()));
         }

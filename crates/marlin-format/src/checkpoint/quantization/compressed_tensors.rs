@@ -1,17 +1,17 @@
-//! `quant_method` compressed-tensors: groups of layers, each with its own weights.
+//! `quant_method` compressed-tensors: groups of layers, each with its own quantisation.
 //!
 //! | field | means |
 //! |---|---|
-//! | `format` | how weights are stored: `pack-quantized` or `marlin-24`; with `mixed-precision`, every group has its own |
-//! | `config_groups.*.format` | the same for a group |
-//! | `config_groups.*.targets` | its layers: names, `re:` and a pattern, or `Linear` for all linear layers; of several, in this order |
+//! | `format` | the storage format of weights: `pack-quantized` or `marlin-24`; with `mixed-precision`, every group declares its own |
+//! | `config_groups.*.format` | the storage format of a group |
+//! | `config_groups.*.targets` | the layers of a group: names, `re:` and a pattern, or `Linear` for all linear layers. Names take precedence over patterns, patterns over `Linear` |
 //! | `config_groups.*.weights` | `num_bits` 4 or 8, `type` int, `symmetric`, `strategy` and `group_size`, `actorder` |
-//! | `ignore` | layers that are not quantised, as `targets` |
-//! | `quantization_status` | `compressed`, or as older files have it `frozen` |
-//! | `sparsity_config.format` | how float weights are stored: `dense`, or where nothing is quantised `sparse-24-bitmask`, which [`Checkpoint`](super::super::Checkpoint) reads |
+//! | `ignore` | layers that are not quantised, in the form of `targets` |
+//! | `quantization_status` | `compressed`, or `frozen` in older files |
+//! | `sparsity_config.format` | the storage format of float weights: `dense`, or in unquantised models `sparse-24-bitmask`, which [`Checkpoint`](super::super::Checkpoint) reads |
 //!
-//! A layer that no target names is not quantised. A `kv_cache_scheme` concerns no weight and is
-//! ignored.
+//! A layer that no target selects is not quantised. A `kv_cache_scheme` does not affect weights and
+//! is ignored.
 //!
 //! Source: the `compressed-tensors` Python package,
 //! `quantization/{quant_config,quant_scheme,quant_args}.py`, `utils/match.py`.
@@ -27,7 +27,7 @@ use super::spec;
 use crate::checkpoint::{ConfigError, LayerFormat, Marlin24Names, PackQuantizedFormat};
 use crate::{GroupSize, QuantSpec};
 
-/// The class of linear layers, by its name in PyTorch.
+/// The PyTorch class of linear layers.
 const LINEAR: &str = "Linear";
 /// The prefix of an entry that is a pattern, not a name.
 const PATTERN_PREFIX: &str = "re:";
@@ -35,7 +35,7 @@ const PATTERN_PREFIX: &str = "re:";
 const BITMASK_FORMAT: &str = "sparse-24-bitmask";
 const FORMATS: &str = "`pack-quantized` or `marlin-24`";
 
-/// The rules of a compressed-tensors config.
+/// Returns the rules of a compressed-tensors config.
 pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     let is_quantized = root.get("config_groups").is_some();
     let names_format_of_floats = check_sparsity(root, is_quantized)?;
@@ -51,8 +51,8 @@ pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     let groups = root
         .object("config_groups")?
         .ok_or_else(|| root.missing("config_groups", "an object"))?;
-    // By target: a later group overrides an earlier one's, as in the Python package, which sorts
-    // patterns, too.
+    // The key is the target: a later group overrides the same target of an earlier group. The
+    // Python package does the same, and also sorts patterns.
     let mut targets = BTreeMap::new();
     for (name, group) in groups.entries() {
         let group = Fields::new(group, groups.path(name))?;
@@ -89,7 +89,7 @@ fn selector(field: String, entry: &str) -> Result<Selector, ConfigError> {
     })
 }
 
-/// The format of the layers of a group.
+/// Returns the format of the layers of a group.
 fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     for activations in ["input_activations", "output_activations"] {
         if let Some(found) = group.get(activations) {
@@ -100,7 +100,7 @@ fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, Co
             ));
         }
     }
-    // A group without weights names layers that stay as they are.
+    // Layers of a group without `weights` are not quantised.
     let Some(weights) = group.object("weights")? else {
         return Ok(LayerFormat::Float);
     };
@@ -134,7 +134,7 @@ fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, Co
     }
 }
 
-/// The spec of a group's `weights`, and true if they are activation-ordered.
+/// Returns the spec of a group's `weights`, and true if the weights have act-order.
 fn weights_spec(weights: &Fields<'_>) -> Result<(QuantSpec, bool), ConfigError> {
     if let Some(found) = weights.get("type").filter(|kind| **kind != "int") {
         return Err(weights.unsupported("type", "`int`", found));
@@ -146,8 +146,8 @@ fn weights_spec(weights: &Fields<'_>) -> Result<(QuantSpec, bool), ConfigError> 
         return Err(weights.unsupported("dynamic", "false", found));
     }
     let symmetric = weights.boolean("symmetric")?.unwrap_or(true);
-    // Rows in their natural order are `weight` or null; `group` (or its older name, true) comes
-    // with `weight_g_idx`.
+    // `weight` or null means that rows are in their natural order. `group`, or its older name true,
+    // means that there is a `weight_g_idx`.
     let act_order = match weights.get("actorder") {
         None | Some(Value::Bool(false)) => false,
         Some(Value::Bool(true)) => true,
@@ -176,7 +176,7 @@ fn group_size(weights: &Fields<'_>) -> Result<GroupSize, ConfigError> {
             "null where the strategy is `channel`",
             &size.into(),
         )),
-        // Where no strategy is given, the group size implies one, as in the Python package.
+        // Without a strategy, the group size implies one, as in the Python package.
         (Some("group") | None, Some(_)) => spec::group_size(weights, &["group_size"]),
         (Some("group"), None) => Err(weights.missing("group_size", "32, 64 or 128")),
         (None, None) => Err(weights.missing("strategy", STRATEGIES)),
@@ -184,8 +184,8 @@ fn group_size(weights: &Fields<'_>) -> Result<GroupSize, ConfigError> {
     }
 }
 
-/// Refuses weights that are stored in another way than their format declares. Returns true if the
-/// config says how float weights are stored.
+/// Refuses weights whose storage differs from their declared format. Returns true if the config
+/// declares the storage format of float weights.
 fn check_sparsity(root: &Fields<'_>, is_quantized: bool) -> Result<bool, ConfigError> {
     let Some(sparsity) = root.object("sparsity_config")? else {
         return Ok(false);

@@ -1,21 +1,21 @@
-//! The fields of JSON objects, with the path to them for errors.
+//! Access to the fields of JSON objects, with the paths of the fields for errors.
 //!
-//! The order of an object's entries counts: of a config's patterns, the first that matches does.
-//! `serde_json` keeps the file's order by its feature `preserve_order`. Of two entries with one
-//! key, it keeps the value of the later, as Python does.
+//! The order of an object's entries matters, because the first pattern of a config that matches
+//! takes effect. `serde_json` keeps the file's order with its feature `preserve_order`. If two
+//! entries have the same key, `serde_json` keeps the value of the later one, as Python does.
 
 use serde_json::{Map, Value};
 
 use crate::checkpoint::ConfigError;
 use crate::text::excerpt;
 
-/// A value as JSON, cut to a length that fits a message.
+/// Returns a value as JSON, cut to a length that fits in a message.
 fn shown(value: &Value) -> String {
     excerpt(&value.to_string())
 }
 
-/// An object's fields. Null ones count as absent; absent ones are looked up in the fields that
-/// these override, where there are such.
+/// The fields of an object. Null fields count as absent. Absent fields are looked up in the
+/// overridden fields, if there are any.
 pub(super) struct Fields<'a> {
     object: &'a Map<String, Value>,
     path: String,
@@ -23,7 +23,7 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of the value at `path`; the path is empty for the config itself.
+    /// Creates the fields of the value at `path`, which is empty for the config itself.
     pub fn new(value: &'a Value, path: String) -> Result<Self, ConfigError> {
         match value {
             Value::Object(object) => Ok(Self {
@@ -46,7 +46,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The same, with `overridden` for absent fields.
+    /// Returns the fields with `overridden` as the source of absent fields.
     pub fn overriding(self, overridden: &'a Fields<'a>) -> Self {
         Self {
             overridden: Some(overridden),
@@ -54,12 +54,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// All entries of the object itself, in the order of the file.
+    /// Returns all entries of the object itself, in file order.
     pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
         self.object.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// A field, or `None` if it is absent or null.
+    /// Returns a field, or `None` if it is absent or null.
     pub fn get(&self, field: &str) -> Option<&'a Value> {
         let own = self
             .object
@@ -68,12 +68,12 @@ impl<'a> Fields<'a> {
         own.or_else(|| self.overridden.and_then(|fields| fields.get(field)))
     }
 
-    /// Of several names for one field, the first that is there.
+    /// Returns the first present field among several names, with its name.
     pub fn first<'n>(&self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
         names.iter().find_map(|&name| Some((name, self.get(name)?)))
     }
 
-    /// The path of a field, present or not.
+    /// Returns the path of a field, which may be absent.
     pub fn path(&self, field: &str) -> String {
         match self.overridden {
             Some(fields)
@@ -122,7 +122,7 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    /// The fields of an object in this one.
+    /// Returns the fields of a nested object.
     pub fn object(&self, field: &str) -> Result<Option<Fields<'a>>, ConfigError> {
         self.get(field)
             .map(|value| Fields::new(value, self.path(field)))
@@ -137,7 +137,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of strings, or of lists of strings and so on, flattened.
+    /// Returns a list of strings. Nested lists are flattened.
     pub fn strings(&self, field: &str) -> Result<Option<Vec<&'a str>>, ConfigError> {
         fn collect<'a>(value: &'a Value, strings: &mut Vec<&'a str>) -> bool {
             match value {

@@ -1,18 +1,18 @@
 //! `quant_method` gptq and awq: one spec for every layer, and overrides.
 //!
-//! | field | of | means |
+//! | field | method | meaning |
 //! |---|---|---|
 //! | `bits`, `w_bit` | both | 4 or 8; 4 for AWQ and Marlin |
 //! | `group_size`, `q_group_size` | both | -1, 32, 64 or 128 |
-//! | `sym`, `desc_act` | GPTQ | symmetric (where absent: true), activation-ordered (where absent: false) |
-//! | `checkpoint_format`, or else `format` | GPTQ | `gptq` (where absent), `gptq_v2`, `marlin` (also as `is_marlin_format`), `marlin_24` |
-//! | `zero_point`, or else not `sym` | AWQ | zero points (where absent: true) |
-//! | `version`, or else `format` | AWQ | `gemm` (where absent) |
-//! | `lm_head` | both | true if the output head is quantised (where absent: false) |
-//! | `dynamic` | both | a pattern by layer, the first that matches counts: `-:` is not quantised, `+:` or neither overrides fields |
-//! | `block_name_to_quantize` | GPTQ | names of blocks or of their parent, as a list or separated by commas: layers elsewhere are not quantised |
-//! | `modules_in_block_to_quantize` | GPTQ | names of modules; the others are not quantised |
-//! | `modules_to_not_convert` | AWQ | parts of names, or patterns: not quantised |
+//! | `sym`, `desc_act` | GPTQ | symmetric (default: true), act-order (default: false) |
+//! | `checkpoint_format`, otherwise `format` | GPTQ | `gptq` (default), `gptq_v2`, `marlin` (also as `is_marlin_format`), `marlin_24` |
+//! | `zero_point`, otherwise not `sym` | AWQ | zero points (default: true) |
+//! | `version`, otherwise `format` | AWQ | `gemm` (default) |
+//! | `lm_head` | both | true if the output head is quantised (default: false) |
+//! | `dynamic` | both | a map from patterns to overrides, of which the first match takes effect: `-:` is not quantised, `+:` or no prefix overrides fields |
+//! | `block_name_to_quantize` | GPTQ | names of blocks or of their parent, as a list or separated by commas: layers outside these blocks are not quantised |
+//! | `modules_in_block_to_quantize` | GPTQ | names of modules; other modules are not quantised |
+//! | `modules_to_not_convert` | AWQ | parts of names, or patterns, of modules that are not quantised |
 //!
 //! Sources: GPTQModel `quantization/config.py`; AutoAWQ `models/_config.py`, `utils/module.py`;
 //! transformers `quantizers/quantizers_utils.py`; Optimum `gptq/quantizer.py`; vLLM
@@ -24,10 +24,10 @@ use super::fields::Fields;
 use super::pattern::{Pattern, is_pattern};
 use super::rules::{Rules, Selector, push_outside_blocks};
 use super::spec;
-use crate::Bits;
+use crate::WeightValue;
 use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat, Marlin24Names};
 
-/// The rules of a GPTQ config.
+/// Returns the rules of a GPTQ config.
 pub(super) fn gptq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     refuse_transforms(root)?;
     let mut rules = head_rule(root)?;
@@ -44,14 +44,14 @@ pub(super) fn gptq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     Ok(rules)
 }
 
-/// The rules of an AWQ config.
+/// Returns the rules of an AWQ config.
 pub(super) fn awq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     const SKIPPED: &str = "modules_to_not_convert";
     refuse_transforms(root)?;
     let mut rules = head_rule(root)?;
     for skipped in root.strings(SKIPPED)?.unwrap_or_default() {
-        // AutoAWQ takes entries as parts of names, transformers as patterns that end where a
-        // module's name does.
+        // AutoAWQ treats entries as parts of names. transformers treats entries as patterns that
+        // end at the end of a module's name.
         let selector = match is_pattern(skipped) {
             true => Selector::Pattern(Pattern::from_start(
                 root.path(SKIPPED),
@@ -66,7 +66,7 @@ pub(super) fn awq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     Ok(rules)
 }
 
-/// The GPTQ format of a layer with these fields.
+/// Returns the GPTQ format of a layer with these fields.
 pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     const FORMATS: &str = "`gptq`, `gptq_v2`, `marlin` or `marlin_24`";
     let group = spec::group_size(fields, &["group_size"])?;
@@ -80,9 +80,9 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
         Some((name, Value::String(format))) => (name, format.to_lowercase()),
         Some((name, found)) => return Err(fields.unsupported(name, FORMATS, found)),
     };
-    // Some of the oldest Marlin checkpoints have only the group size.
+    // Some of the oldest Marlin checkpoints declare only the group size.
     let bits = if old_marlin && fields.get("bits").is_none() {
-        Bits::Four
+        WeightValue::Int4
     } else {
         spec::bits(fields, &["bits"])?
     };
@@ -113,7 +113,7 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
     }
 }
 
-/// The AWQ format of a layer with these fields.
+/// Returns the AWQ format of a layer with these fields.
 pub(super) fn awq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     const VERSIONS: &str = "`gemm`";
     const BITS: &[&str] = &["bits", "w_bit"];
@@ -138,7 +138,7 @@ pub(super) fn awq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError
     spec::check_awq(fields, BITS, spec).map(|()| LayerFormat::Awq(spec))
 }
 
-/// The output head is quantised only if the config declares it.
+/// Returns a rule that skips the output head, unless the config declares that it is quantised.
 fn head_rule(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     let mut rules = Rules::default();
     if !root.boolean("lm_head")?.unwrap_or(false) {
@@ -172,7 +172,7 @@ fn dynamic_rules(
     Ok(())
 }
 
-/// Refuses transforms that change a layer's input or output, and not only its weight.
+/// Refuses rotated or quantised activations, and packed words of a dtype other than int32.
 fn refuse_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
     if let Some(found) = root.get("rotation") {
         return Err(root.unsupported("rotation", "null: no rotated activations", found));

@@ -1,12 +1,13 @@
-//! The quantisation of every layer by the configs of a folder, whatever program wrote them.
+//! The quantisation of every layer according to the configs of a folder, independent of the program
+//! that wrote the configs.
 //!
 //! | `quant_method` | read by |
 //! |---|---|
-//! | `gptq`, `awq`, and `marlin` of older files | [`gptq`] |
+//! | `gptq`, `awq`, and in older files `marlin` | [`gptq`] |
 //! | `compressed-tensors` | [`compressed_tensors`] |
 //! | `auto-round` | [`auto_round`] |
 //!
-//! Each becomes a list of [rules]; everything that is not supported is refused with its field and
+//! Each config becomes a list of [rules]. An unsupported option is refused with its field and
 //! value.
 
 mod auto_round;
@@ -28,11 +29,11 @@ use self::rules::Rules;
 use super::files::{MAX_CONFIG_BYTES, read_file};
 use super::{CONFIG_FILE, CheckpointError, ConfigError, LayerFormat};
 
-/// Files that have the quantization config for themselves, as GPTQ's and AWQ's writers name them.
+/// The names of files that hold only a quantization config, as written by GPTQ and AWQ programs.
 const QUANTIZE_CONFIG_FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
 const METHODS: &str = "`gptq`, `awq`, `compressed-tensors` or `auto-round`";
 
-/// The quantisation of each layer of a checkpoint, by its configs.
+/// The quantisation of each layer of a checkpoint, according to its configs.
 ///
 /// ```
 /// use marlin_format::checkpoint::{LayerFormat, Quantization};
@@ -46,20 +47,21 @@ const METHODS: &str = "`gptq`, `awq`, `compressed-tensors` or `auto-round`";
 /// ```
 #[derive(Debug, Clone)]
 pub struct Quantization {
-    /// The first that selects a layer counts; a layer that none selects is not quantised.
+    /// The rules. The first rule that selects a layer takes effect; other layers are not quantised.
     rules: Rules,
 }
 
 impl Quantization {
-    /// The field of a model's config with that of its quantisation; older files have the second.
+    /// The names of the field of a model's config that holds the quantization config. Older files
+    /// have the second name.
     pub const CONFIG_FIELDS: [&str; 2] = ["quantization_config", "compression_config"];
 
-    /// Reads the configs of a folder: `config.json`, or where that has nothing on quantisation,
-    /// `quantize_config.json` or `quant_config.json`. If several have one, `config.json` counts, as
-    /// for other readers. `None` if nothing is quantised.
+    /// Reads the configs of a folder: `config.json`, or if that has no quantization config,
+    /// `quantize_config.json` or `quant_config.json`. `config.json` takes precedence, as in other
+    /// readers. Returns `None` if there is no quantization config.
     ///
     /// # Errors
-    /// [`CheckpointError::Config`] for a config that is not JSON or not read, and
+    /// [`CheckpointError::Config`] for a config that is not valid JSON or not supported;
     /// [`CheckpointError::Io`].
     pub fn read(dir: &Path) -> Result<Option<Self>, CheckpointError> {
         let path = dir.join(CONFIG_FILE);
@@ -80,11 +82,12 @@ impl Quantization {
         Ok(None)
     }
 
-    /// Reads the text of a `config.json`: its `quantization_config`, or that of its `text_config`.
-    /// `None` if there is neither.
+    /// Parses the text of a `config.json`: its `quantization_config`, or that of its `text_config`.
+    /// Returns `None` if there is neither.
     ///
     /// # Errors
     /// [`ConfigError`], with the field and its value, for every method, format or option that is
+    /// not supported.
     /// not supported.
     pub fn from_config(text: &[u8]) -> Result<Option<Self>, ConfigError> {
         let json: Value = serde_json::from_slice(text)?;
@@ -101,11 +104,11 @@ impl Quantization {
             .transpose()
     }
 
-    /// Reads the text of a `quantize_config.json`, which is a quantization config for itself. Older
-    /// ones do not name their method.
+    /// Parses the text of a `quantize_config.json`, which is a quantization config itself. Older
+    /// files do not name their method.
     ///
     /// # Errors
-    /// As [`from_config`](Self::from_config).
+    /// The errors of [`from_config`](Self::from_config).
     pub fn from_quantize_config(text: &[u8]) -> Result<Self, ConfigError> {
         let json: Value = serde_json::from_slice(text)?;
         let fields = Fields::new(&json, String::new())?;
@@ -113,14 +116,15 @@ impl Quantization {
         Self::new(&json, Some(if old_awq { "awq" } else { "gptq" }))
     }
 
-    /// `method` is that of a config that does not name it.
+    /// Creates the rules of a quantization config. `method` is the method of a config that does not
+    /// name one.
     fn new(config: &Value, method: Option<&str>) -> Result<Self, ConfigError> {
         const METHOD_FIELDS: [&str; 2] = ["quant_method", "method"];
         let root = Fields::new(config, String::new())?;
         let (name, method) = match (root.first(&METHOD_FIELDS), method) {
             (Some((name, Value::String(method))), _) => (name, method.to_lowercase()),
             (Some((name, found)), _) => return Err(root.unsupported(name, METHODS, found)),
-            // The oldest of compressed-tensors.
+            // The oldest compressed-tensors configs do not name their method.
             (None, _) if root.get("config_groups").is_some() => {
                 ("quant_method", "compressed-tensors".into())
             }
@@ -137,28 +141,29 @@ impl Quantization {
         Ok(Self { rules })
     }
 
-    /// Returns true if no layer is quantised: the config only says how float weights are stored.
+    /// Returns true if no layer is quantised, which means that the config only declares the storage
+    /// format of float weights.
     pub fn is_float(&self) -> bool {
         self.rules
             .formats()
             .all(|format| format == LayerFormat::Float)
     }
 
-    /// Returns the format of the linear layer of this name, such as `model.layers.0.mlp.up_proj`.
+    /// Returns the format of the linear layer with this name, such as `model.layers.0.mlp.up_proj`.
     ///
     /// # Errors
-    /// [`ConfigError::Match`] for a pattern of the config that takes too many steps to match.
+    /// [`ConfigError::Match`] if a pattern of the config exceeds the limit of steps in a match.
     pub fn layer(&self, name: &str) -> Result<LayerFormat, ConfigError> {
         Ok(self.rules.format(name)?.unwrap_or(LayerFormat::Float))
     }
 }
 
 impl fmt::Display for Quantization {
-    /// The formats of quantised layers, the most common first: `gptq v1 int4 g128 and gptq v1 int8
-    /// g64`.
+    /// Writes the formats of quantised layers, the most general rule first:
+    /// `gptq v1 int4 g128 and gptq v1 int8 g64`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut formats: Vec<LayerFormat> = Vec::new();
-        // Rules go from single layers to all of them.
+        // Rules are ordered from single layers to all layers.
         for format in self.rules.formats().rev() {
             if format != LayerFormat::Float && !formats.contains(&format) {
                 formats.push(format);

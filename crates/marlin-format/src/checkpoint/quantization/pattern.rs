@@ -1,20 +1,20 @@
-//! Regular expressions of configs. They are Python's, and some look around, which the crate `regex`
-//! does not.
+//! Regular expressions of configs, which are Python's. Some use look-around, which the crate
+//! `regex` does not support.
 
 use fancy_regex::{Regex, RegexBuilder};
 
 use crate::checkpoint::ConfigError;
 
-/// Bytes of a compiled expression: names are short, and so are the patterns that files have for
-/// them.
+/// The maximum size of a compiled expression in bytes. Names are short, and so are the patterns in
+/// published configs.
 const SIZE_LIMIT: usize = 1 << 20;
 
-/// Returns true if an entry is a pattern, not a name: it has characters that no name has.
+/// Returns true if an entry is a pattern: it has characters that no layer name has.
 pub(super) fn is_pattern(entry: &str) -> bool {
     entry.contains(['*', '?', '+', '^', '$', '|', '\\', '(', '[', '{'])
 }
 
-/// A compiled expression.
+/// A compiled regular expression.
 #[derive(Debug, Clone)]
 pub(super) struct Pattern {
     regex: Regex,
@@ -23,8 +23,8 @@ pub(super) struct Pattern {
 }
 
 impl Pattern {
-    /// Matches from the start of a name, as Python's `re.match`. `field` is where the config has
-    /// it.
+    /// Creates a pattern that matches from the start of a name, as Python's `re.match` does.
+    /// `field` is the path of the pattern's field in the config.
     pub fn from_start(field: String, pattern: &str) -> Result<Self, ConfigError> {
         Ok(Self {
             regex: compile(field, pattern)?,
@@ -32,7 +32,7 @@ impl Pattern {
         })
     }
 
-    /// Matches anywhere in a name, as Python's `re.search`.
+    /// Creates a pattern that matches anywhere in a name, as Python's `re.search` does.
     pub fn anywhere(field: String, pattern: &str) -> Result<Self, ConfigError> {
         Ok(Self {
             regex: compile(field, pattern)?,
@@ -40,15 +40,17 @@ impl Pattern {
         })
     }
 
+    /// Returns true if the pattern matches the name of a layer.
+    ///
     /// # Errors
-    /// [`ConfigError::Match`] where trying takes too many steps.
+    /// [`ConfigError::Match`] if a match exceeds the limit of steps.
     pub fn matches(&self, layer: &str) -> Result<bool, ConfigError> {
         let too_long = |source| ConfigError::Match {
             pattern: self.regex.as_str().into(),
             layer: layer.into(),
             source: Box::new(source),
         };
-        // The leftmost match: it begins at the start if any does.
+        // `find` returns the leftmost match, which begins at the start if any match does.
         let found = self.regex.find(layer).map_err(too_long)?;
         Ok(found.is_some_and(|found| !self.from_start || found.start() == 0))
     }

@@ -1,4 +1,4 @@
-//! The rules that every config reduces to; the first one that selects a layer counts.
+//! Rules that every config reduces to. The first rule that selects a layer takes effect.
 
 use std::collections::HashMap;
 
@@ -8,21 +8,21 @@ use super::fields::Fields;
 use super::pattern::Pattern;
 use crate::checkpoint::{ConfigError, LayerFormat};
 
-/// Most patterns and other entries that are tried one by one for every layer: published configs
-/// have hundreds.
+/// The maximum number of patterns and other entries that are compared one by one with every layer.
+/// Published configs have hundreds.
 const MAX_TRIED: usize = 4096;
 
-/// Rules in the order in which they count.
+/// A list of rules in order of precedence.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
-    /// The format of the layers of each name, and the number of other rules that come before it.
+    /// The format for each layer name, and the number of other rules that take precedence over it.
     names: HashMap<String, (usize, LayerFormat)>,
     others: Vec<Rule>,
-    /// Entries of `others`.
+    /// The number of entries in `others` that are compared with every layer.
     tried: usize,
 }
 
-/// The format of the layers of a selector.
+/// The format of the layers that a selector selects.
 #[derive(Debug, Clone)]
 struct Rule {
     selector: Selector,
@@ -30,10 +30,10 @@ struct Rule {
 }
 
 impl Rules {
-    /// Adds a rule that counts after those that are there.
+    /// Adds a rule after the existing rules.
     ///
     /// # Errors
-    /// [`ConfigError::TooManyPatterns`].
+    /// [`ConfigError::TooManyPatterns`] if there are too many entries to compare with every layer.
     pub fn push(&mut self, selector: Selector, format: LayerFormat) -> Result<(), ConfigError> {
         self.tried += match &selector {
             Selector::Name(_) => 0,
@@ -44,7 +44,7 @@ impl Rules {
             return Err(ConfigError::TooManyPatterns { limit: MAX_TRIED });
         }
         match selector {
-            // Of two rules for a name the first counts.
+            // The first of two rules for the same name takes effect.
             Selector::Name(name) => {
                 self.names
                     .entry(name)
@@ -55,10 +55,10 @@ impl Rules {
         Ok(())
     }
 
-    /// The format of a layer by the first rule that selects it.
+    /// Returns the format of a layer from the first rule that selects it.
     ///
     /// # Errors
-    /// [`ConfigError::Match`] where trying takes too many steps.
+    /// [`ConfigError::Match`] if a match exceeds the limit of steps.
     pub fn format(&self, layer: &str) -> Result<Option<LayerFormat>, ConfigError> {
         let named = self.names.get(layer);
         let before = named.map_or(self.others.len(), |&(before, _)| before);
@@ -70,7 +70,7 @@ impl Rules {
         Ok(named.map(|&(_, format)| format))
     }
 
-    /// Every format that a rule has, those of single layers first.
+    /// Returns the formats of all rules, those of single layers first.
     pub fn formats(&self) -> impl DoubleEndedIterator<Item = LayerFormat> {
         let mut named: Vec<_> = self.names.values().copied().collect();
         named.sort_by_key(|&(before, format)| (before, format.to_string()));
@@ -82,19 +82,18 @@ impl Rules {
 /// The layers that a rule applies to.
 #[derive(Debug, Clone)]
 pub(super) enum Selector {
-    /// The layer of this name.
+    /// The layer with this name.
     Name(String),
-    /// Layers whose name matches.
+    /// Layers whose name matches the pattern.
     Pattern(Pattern),
-    /// Layers whose name has this as a part, which need not begin or end where a module's name
-    /// does.
+    /// Layers whose name contains this text, which need not begin or end at a dot.
     Containing(String),
     /// The output head.
     OutputHead,
-    /// Layers, but for the output head, that lie in none of the modules of these names.
+    /// Layers outside the modules with these names, except the output head.
     OutsideBlocks(Vec<String>),
-    /// Layers, but for the output head, whose names have none of these in them. They are names
-    /// without the prefix of their block.
+    /// Layers whose names contain none of these module names, except the output head. Module names
+    /// are given without the prefix of their block.
     OutsideModules(Vec<String>),
     /// Every linear layer.
     Any,
@@ -119,8 +118,8 @@ impl Selector {
     }
 }
 
-/// Adds the rule for layers outside of the blocks that one of these fields names, in a list or
-/// separated by commas.
+/// Adds the rule for layers outside the blocks that one of these fields names. The field is a list
+/// or a string separated by commas.
 pub(super) fn push_outside_blocks(
     rules: &mut Rules,
     root: &Fields<'_>,
@@ -138,7 +137,7 @@ pub(super) fn push_outside_blocks(
         .filter(|block| !block.is_empty())
         .map(String::from)
         .collect();
-    // No names are no restriction.
+    // An empty list means no restriction.
     if blocks.is_empty() {
         Ok(())
     } else {
@@ -150,14 +149,14 @@ fn is_output_head(layer: &str) -> bool {
     layer.rsplit('.').next() == Some("lm_head")
 }
 
-/// Returns true if the first parts of a layer's name are those of `module`.
+/// Returns true if the first components of a layer's name are those of `module`.
 fn starts_with_module(layer: &str, module: &str) -> bool {
     layer
         .strip_prefix(module)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Returns true if the parts of `module` are in a layer's name, one after the other.
+/// Returns true if a layer's name contains the components of `module` in sequence.
 fn has_module(layer: &str, module: &str) -> bool {
     let starts = std::iter::once(0).chain(layer.match_indices('.').map(|(dot, _)| dot + 1));
     starts

@@ -1,16 +1,16 @@
-//! Bits, groups and symmetry, from the fields of configs.
+//! Parsing of bits, group size and symmetry from the fields of configs.
 
 use serde_json::Value;
 
 use super::fields::Fields;
 use crate::checkpoint::ConfigError;
-use crate::{Bits, GroupSize, QuantSpec};
+use crate::{GroupSize, QuantSpec, WeightValue};
 
 /// The spec; configs do not have its scale dtype.
-pub(super) fn spec(bits: Bits, group: GroupSize, symmetric: bool) -> QuantSpec {
+pub(super) fn spec(bits: WeightValue, group: GroupSize, symmetric: bool) -> QuantSpec {
     let spec = match bits {
-        Bits::Four => QuantSpec::int4(group),
-        Bits::Eight => QuantSpec::int8(group),
+        WeightValue::Int4 => QuantSpec::int4(group),
+        WeightValue::Int8 => QuantSpec::int8(group),
     };
     if symmetric {
         spec
@@ -20,16 +20,19 @@ pub(super) fn spec(bits: Bits, group: GroupSize, symmetric: bool) -> QuantSpec {
 }
 
 /// The width, under the first of these names that is there.
-pub(super) fn bits(fields: &Fields<'_>, names: &[&'static str]) -> Result<Bits, ConfigError> {
+pub(super) fn bits(
+    fields: &Fields<'_>,
+    names: &[&'static str],
+) -> Result<WeightValue, ConfigError> {
     const EXPECTED: &str = "4 or 8";
     let (name, found) = required(fields, names, EXPECTED)?;
     let bits = found
         .as_i64()
-        .and_then(|number| Bits::try_from(number).ok());
+        .and_then(|number| WeightValue::try_from(number).ok());
     bits.ok_or_else(|| fields.unsupported(name, EXPECTED, found))
 }
 
-/// The group size, under the first of these names that is there.
+/// Returns the group size from the first present field among these names.
 pub(super) fn group_size(
     fields: &Fields<'_>,
     names: &[&'static str],
@@ -45,7 +48,7 @@ pub(super) fn group_size(
     })
 }
 
-/// Refuses specs that AWQ does not hold: it has 4 bits.
+/// Refuses specs that AWQ does not support, which has only 4 bits.
 pub(super) fn check_awq(
     fields: &Fields<'_>,
     names: &[&'static str],
@@ -53,17 +56,17 @@ pub(super) fn check_awq(
 ) -> Result<(), ConfigError> {
     const EXPECTED: &str = "4 for AWQ";
     let (name, found) = required(fields, names, EXPECTED)?;
-    if spec.bits == Bits::Four {
+    if spec.value == WeightValue::Int4 {
         Ok(())
     } else {
         Err(fields.unsupported(name, EXPECTED, found))
     }
 }
 
-/// Refuses specs that the formats of Marlin do not hold: they are symmetric, and have groups of 128
-/// rows or one over all of K; the dense one has 4 bits.
+/// Refuses specs that the formats of Marlin do not support. Marlin weights are symmetric, with
+/// groups of 128 rows or one group over all of K; dense Marlin weights have 4 bits.
 ///
-/// `names` are those of the bits, the group size, the symmetry and the activation order.
+/// `names` are the field names of the bits, the group size, the symmetry and act-order.
 pub(super) fn check_marlin(
     fields: &Fields<'_>,
     names: [&'static str; 4],
@@ -72,14 +75,14 @@ pub(super) fn check_marlin(
     dense: bool,
 ) -> Result<(), ConfigError> {
     // With one group, the order of rows does not matter.
-    let ordered = act_order && spec.group != GroupSize::Channel;
+    let ordered = act_order && spec.scales.group != GroupSize::Channel;
     let checks = [
-        (spec.bits == Bits::Four || !dense, "4 for Marlin"),
+        (spec.value == WeightValue::Int4 || !dense, "4 for Marlin"),
         (
-            matches!(spec.group, GroupSize::Channel | GroupSize::G128),
+            matches!(spec.scales.group, GroupSize::Channel | GroupSize::G128),
             "one group a channel or 128 for Marlin formats",
         ),
-        (!spec.zero_points, "true for Marlin formats"),
+        (!spec.has_zero_points(), "true for Marlin formats"),
         (!ordered, "rows in their natural order for Marlin formats"),
     ];
     match names.into_iter().zip(checks).find(|(_, (holds, _))| !holds) {

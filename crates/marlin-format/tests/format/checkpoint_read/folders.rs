@@ -1,4 +1,4 @@
-//! Which files of a folder are opened, and the folders and indices that are refused.
+//! Tests which files of a folder are opened, and which folders and indices are refused.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn shards() {
             .ends_with("x-2.safetensors")
     );
 
-    // One file goes before an index.
+    // A single file takes precedence over an index.
     fs::write(dir.path().join("model.safetensors"), one_tensor("only")).unwrap();
     assert_eq!(
         Checkpoint::open(dir.path())
@@ -48,7 +48,7 @@ fn shards() {
     );
 }
 
-/// AutoGPTQ names its file after the format.
+/// AutoGPTQ includes the format in its file name.
 #[test]
 fn the_only_file_or_index_of_another_name_is_opened() {
     let dir = folder(&[
@@ -131,7 +131,7 @@ fn a_pointer_of_git_lfs_is_told_from_weights() {
     );
 }
 
-/// Opening a pipe to read from it waits for a writer.
+/// Opening a pipe for reading waits for a writer.
 #[cfg(unix)]
 #[test]
 fn a_pipe_is_refused_without_waiting() {

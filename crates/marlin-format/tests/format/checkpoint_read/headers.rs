@@ -1,4 +1,4 @@
-//! The headers of safetensors files that are refused.
+//! Tests of safetensors headers that are refused.
 
 use std::fs;
 
@@ -55,7 +55,7 @@ fn headers_that_are_too_large_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.safetensors");
     fs::write(&path, 100_000_001u64.to_le_bytes()).unwrap();
-    // A sparse file: no such amount is written.
+    // A sparse file, which occupies little space on the disk.
     fs::File::options()
         .write(true)
         .open(&path)
@@ -171,8 +171,8 @@ fn headers_that_lie_are_refused() {
     ));
 }
 
-/// Files that the `safetensors` crate's own check accepts, or panics at where arithmetic is
-/// checked.
+/// Tests files that the `safetensors` crate accepts, or on which it panics if arithmetic overflow
+/// is checked.
 #[test]
 fn duplicates_and_overflowing_offsets_are_refused() {
     let one = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
@@ -182,7 +182,7 @@ fn duplicates_and_overflowing_offsets_are_refused() {
         "{error:?}"
     );
 
-    // Sizes whose sum, with the header's, is above 2^64.
+    // Sizes whose sum, including the header, is above 2^64.
     let (mut start, mut entries) = (0u64, Vec::new());
     for i in 0..8 {
         let size = if i < 7 {

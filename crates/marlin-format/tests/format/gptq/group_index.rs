@@ -1,4 +1,4 @@
-//! The order of rows that `g_idx` says.
+//! Tests of the row order that `g_idx` declares.
 
 use marlin_format::checkpoint::gptq::tensors_of;
 use marlin_format::checkpoint::{CheckpointError, Dtype, GptqFormat, GptqVersion, LayerFormat};
@@ -7,7 +7,7 @@ use marlin_format::{GroupSize, QuantSpec};
 use super::{format, published, read};
 use crate::common::{LAYER, message, natural_groups, natural_values, random_weight, rng, tensor};
 
-/// The contents of `g_idx` count, not the config's declaration.
+/// The contents of `g_idx` decide, not the declaration in the config.
 #[test]
 fn group_index_is_judged_by_content() {
     let (k, n) = (128, 16);
@@ -25,7 +25,7 @@ fn group_index_is_judged_by_content() {
             tensors[1] = tensor("qzeros", Dtype::I32, &[1, 2], &[0; 8]);
             tensors[2] = tensor("scales", Dtype::F16, &[1, n], &[0; 32]);
         }
-        let spec = QuantSpec { group, ..spec };
+        let spec = spec.with_group(group);
         read(
             &tensors,
             &LayerFormat::Gptq(GptqFormat {
@@ -55,7 +55,7 @@ fn group_index_is_judged_by_content() {
         assert_eq!(natural_values(&read), natural_values(&weight));
         assert_eq!(natural_groups(&read), alternating);
     }
-    // One group over all of K: no order changes a weight.
+    // With one group over all of K, the order of rows does not matter.
     assert!(
         read(&alternating, GroupSize::Channel, true)
             .unwrap()
@@ -84,10 +84,11 @@ fn group_index_is_judged_by_content() {
             "{error}"
         );
     }
-    // Declared and absent: which group a row is in is not known. One group has no order.
+    // An absent `g_idx` that the config declares: the group of a row is unknown. A single group
+    // needs no `g_idx`.
     let format = |group| {
         LayerFormat::Gptq(GptqFormat {
-            spec: QuantSpec { group, ..spec },
+            spec: spec.with_group(group),
             version: GptqVersion::V2,
             act_order: true,
         })
@@ -108,8 +109,8 @@ fn group_index_is_judged_by_content() {
     );
 }
 
-/// K = 344 in groups of 32, as GPTQModel writes it: 10 groups and one of 24 rows, which is the last
-/// however rows are ordered.
+/// K = 344 in groups of 32, as written by GPTQModel: 10 whole groups and one group of 24 rows. The
+/// incomplete group is the last one in any order of rows.
 #[test]
 fn only_the_last_group_may_be_incomplete() {
     let (k, n) = (344, 8);
@@ -123,7 +124,7 @@ fn only_the_last_group_may_be_incomplete() {
     let natural: Vec<i32> = (0..k as i32).map(|row| row / 32).collect();
     assert_eq!(read(&natural).unwrap(), weight);
 
-    // The first 24 rows in the last group, and every other row 24 rows later than it would be.
+    // The first 24 rows are in the last group, and all other rows are shifted by 24 rows.
     let rotated: Vec<i32> = (0..k as i32)
         .map(|row| if row < 24 { 10 } else { (row - 24) / 32 })
         .collect();
@@ -137,7 +138,8 @@ fn only_the_last_group_may_be_incomplete() {
         (natural_values(&weight), rotated)
     );
 
-    // The same sizes the other way round: stored rows 0 to 31 would be of two groups.
+    // Here the first group is the incomplete one, so stored rows 0 to 31 would belong to two
+    // groups.
     let first: Vec<i32> = (0..k as i32).map(|row| (row + 8) / 32).collect();
     let mut uneven = natural;
     uneven[0] = 10;

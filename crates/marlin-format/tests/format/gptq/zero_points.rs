@@ -1,24 +1,24 @@
-//! The zero points of both versions of GPTQ, by the words in their files.
+//! Tests of the zero points of both GPTQ versions, by the words in their files.
 
 use marlin_format::checkpoint::{CheckpointError, Dtype, GptqVersion};
-use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Scales};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Scales, WeightValue};
 
 use super::{format, read};
 use crate::common::{tensor, words};
 
-/// K = 32, N = 8, one group of q = 0 in every place and scales of 1: the weights are the zero
-/// points, negated.
+/// Returns the weights of K = 32, N = 8 with one group, every q = 0 and scales of 1. These weights
+/// are the negated zero points.
 fn zero_points_of(
     word: u32,
     spec: QuantSpec,
     version: GptqVersion,
 ) -> Result<Vec<f32>, CheckpointError> {
-    let words_of_zero_points: &[u32] = if spec.bits == Bits::Four {
+    let words_of_zero_points: &[u32] = if spec.value == WeightValue::Int4 {
         &[word]
     } else {
         &[word, word]
     };
-    let per_word = spec.bits.per_word();
+    let per_word = spec.value.per_word();
     let tensors = [
         tensor(
             "qweight",
@@ -55,14 +55,14 @@ fn zero_points_at_the_edges() {
         zero_points_of(0x078f_f870, asymmetric, GptqVersion::V2).unwrap(),
         [0.0, 7.0, 8.0, 15.0, 15.0, 8.0, 7.0, 0.0]
     );
-    // 1, 7, 8, 15, 15, 8, 7, 1: all but the lowest hold one less.
+    // Zero points 1, 7, 8, 15, 15, 8, 7, 1: each stored minus 1.
     assert_eq!(
         zero_points_of(0x067e_e760, asymmetric, GptqVersion::V1).unwrap(),
         [1.0, 7.0, 8.0, 15.0, 15.0, 8.0, 7.0, 1.0]
     );
 
-    // Zero points 0, 8, 8, 8, 8, 8, 8, 8, of which the 0 borrows from the 8 above it; several, of
-    // which the highest borrows from nothing; nothing but 0.
+    // Zero points 0, 8, 8, 8, 8, 8, 8, 8, where the 0 borrows from the 8 above. Then several zeros,
+    // of which the highest has nothing to borrow from. Then zeros only.
     let eights = [0.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0];
     for (word, expected) in [
         (0x7777_776f, eights),
@@ -77,7 +77,7 @@ fn zero_points_at_the_edges() {
             expected,
             "{word:#x}"
         );
-        // Said to be symmetric, they do not count.
+        // If the config declares symmetric weights, stored zero points are ignored.
         assert_eq!(
             zero_points_of(word, QuantSpec::int4(GroupSize::Channel), GptqVersion::V1).unwrap(),
             [8.0; 8]
@@ -109,7 +109,7 @@ fn zero_points_at_the_edges() {
         .unwrap(),
         [edges, edges].concat()
     );
-    // Symmetric files of version 1 store 127, some 128; neither counts.
+    // Symmetric files of version 1 store 127, and some store 128; the stored values are ignored.
     for stored in [0x7f7f_7f7f, 0x8080_8080, 0] {
         assert_eq!(
             zero_points_of(stored, QuantSpec::int8(GroupSize::Channel), GptqVersion::V1).unwrap(),

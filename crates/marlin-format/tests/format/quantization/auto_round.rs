@@ -4,7 +4,7 @@ use super::{changed, expect_layers, expect_refused, expect_unsupported, read};
 
 const INT4: &str = "gptq v1 int4 g128";
 
-/// As AutoRound writes it.
+/// Returns a config as written by AutoRound.
 fn published() -> Value {
     json!({
         "act_bits": 16, "act_data_type": "float", "amp": true, "autoround_version": "0.8.0", "batch_size": 8, "bits": 4,

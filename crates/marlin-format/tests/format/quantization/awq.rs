@@ -6,12 +6,12 @@ use super::{changed, expect_layers, expect_refused, expect_unsupported, read};
 
 const INT4: &str = "awq int4 g128 zero-points";
 
-/// As AutoAWQ writes it.
+/// Returns a config as written by AutoAWQ.
 fn auto_awq() -> Value {
     json!({ "bits": 4, "group_size": 128, "modules_to_not_convert": null, "quant_method": "awq", "version": "gemm", "zero_point": true })
 }
 
-/// As transformers writes it, with the fields of its kernels.
+/// Returns a config as written by transformers, with the fields of its kernels.
 fn transformers() -> Value {
     json!({
         "backend": "autoawq", "bits": 4, "do_fuse": false, "exllama_config": null, "fuse_max_seq_len": null, "group_size": 128,
@@ -72,7 +72,7 @@ fn modules_to_not_convert_are_parts_of_names_or_patterns() {
             ("model.visual_2.q_proj", "float"),
             ("model.layers.3.mlp.gate.w", "float"),
             ("model.layers.3.mlp.gate_proj", INT4),
-            // Patterns match from the start, up to where a module's name ends.
+            // Patterns match from the start of a name to the end of a module's name.
             ("re_a_skipped.q_proj", "float"),
             ("re_a_skipped", "float"),
             ("re_a_skipped_not.q_proj", INT4),

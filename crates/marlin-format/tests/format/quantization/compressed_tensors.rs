@@ -6,7 +6,7 @@ use super::{changed, changed_at, expect_layers, expect_refused, expect_unsupport
 
 const INT4: &str = "pack-quantized int4 g128";
 
-/// As llm-compressor writes it.
+/// Returns a config as written by llm-compressor.
 fn published() -> Value {
     json!({
         "config_groups": {
@@ -42,7 +42,7 @@ fn weights(bits: u32, group_size: Value) -> Value {
     json!({ "num_bits": bits, "group_size": group_size, "strategy": strategy, "symmetric": true, "type": "int", "dynamic": false })
 }
 
-/// Three groups, each in its own way, as `mixed-precision`.
+/// Returns a `mixed-precision` config of three groups with different quantisation.
 fn mixed() -> Value {
     json!({
         "config_groups": {
@@ -155,7 +155,7 @@ fn fields_say_the_format() {
         &read(&sparse),
         &[("layers.0.up_proj", "marlin-24 int8 channel")],
     );
-    // Older files do not name the method, and are `frozen`.
+    // Older files do not name the method, and have the status `frozen`.
     assert_eq!(
         read(&changed(
             &published(),
@@ -198,8 +198,8 @@ fn of_targets_names_count_before_patterns_before_classes() {
             ("lm_head", "float"),
         ],
     );
-    // Without a class, the rest stays as it is; of one target twice, the later group counts; an
-    // ignored class is every layer.
+    // Without a class in `targets`, other layers are not quantised. Of two groups with the same
+    // target, the later one takes effect. An ignored class selects every layer.
     let named = changed_at(
         &mixed(),
         "/config_groups/group_0/targets",

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::expect_layers;
 use crate::common::message;
 
-/// A folder with these files.
+/// Creates a folder with these files.
 fn folder(files: &[(&str, &str)]) -> TempDir {
     let dir = TempDir::new().unwrap();
     for (name, text) in files {
@@ -58,7 +58,7 @@ fn the_quantization_config_is_found_where_files_have_it() {
         )]),
         expected
     );
-    // Of several, the model's config counts.
+    // The model's config takes precedence over other files.
     assert_eq!(
         read(&[
             ("config.json", &config(awq)),

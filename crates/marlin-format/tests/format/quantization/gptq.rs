@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{changed, expect_layers, expect_refused, expect_unsupported, read};
 
-/// As AutoGPTQ wrote it, in 2023.
+/// Returns a config as written by AutoGPTQ in 2023.
 fn auto_gptq() -> Value {
     json!({
         "bits": 4, "group_size": 128, "damp_percent": 0.1, "desc_act": true, "static_groups": false, "sym": true, "true_sequential": true,
@@ -14,7 +14,7 @@ fn auto_gptq() -> Value {
     })
 }
 
-/// As transformers writes it, through Optimum.
+/// Returns a config as written by transformers through Optimum.
 fn optimum() -> Value {
     json!({
         "batch_size": 1, "bits": 4, "block_name_to_quantize": "model.layers", "cache_block_outputs": true, "damp_percent": 0.1,
@@ -101,7 +101,7 @@ fn fields_say_the_format() {
             json!({ "quant_method": "marlin", "bits": null, "sym": null, "desc_act": null }),
             "marlin int4 g128",
         ),
-        // With one group, the order of rows does not matter.
+        // With a single group, the order of rows does not matter.
         (
             json!({ "checkpoint_format": "marlin", "group_size": -1 }),
             "marlin int4 channel",
@@ -150,7 +150,7 @@ fn a_head_is_quantised_where_the_config_says_so() {
         &with(json!({ "lm_head": true, "dynamic": { "-:lm_head": {} } })),
         &[("lm_head", "float")],
     );
-    // The head lies in no block, so their lists do not concern it.
+    // The output head is in no block, so the lists of blocks do not affect it.
     let blocks = changed(&optimum(), json!({ "lm_head": true }));
     expect_layers(&read(&blocks), &[("lm_head", "gptq v1 int4 g128")]);
 }
@@ -333,7 +333,7 @@ fn what_is_not_read_is_refused_by_name() {
             &format!("the quantization config has no `{field}`; expected {expected}"),
         );
     }
-    // As MLX writes it.
+    // A config as written by MLX.
     expect_refused(
         &json!({ "group_size": 64, "bits": 4 }),
         "the quantization config has no `quant_method`; expected `gptq`, `awq`, `compressed-tensors` or `auto-round`",

@@ -1,4 +1,5 @@
-//! The configs of layers: samples in the shape of published ones, every rule, every refusal.
+//! Tests of quantization configs: samples in the form of published ones, every rule and every
+//! refusal.
 
 mod auto_round;
 mod awq;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::common::message;
 
-/// A `config.json` with this `quantization_config`.
+/// Reads a `config.json` with this `quantization_config`.
 fn try_read(quantization: &Value) -> Result<Quantization, ConfigError> {
     let config =
         json!({ "architectures": ["LlamaForCausalLM"], "quantization_config": quantization })
@@ -24,7 +25,7 @@ fn read(quantization: &Value) -> Quantization {
     try_read(quantization).unwrap_or_else(|error| panic!("{quantization}: {}", message(&error)))
 }
 
-/// Each of these layers has this format.
+/// Checks the format of each of these layers.
 #[track_caller]
 fn expect_layers(quantization: &Quantization, expected: &[(&str, &str)]) {
     for (layer, format) in expected {
@@ -36,7 +37,7 @@ fn expect_layers(quantization: &Quantization, expected: &[(&str, &str)]) {
     }
 }
 
-/// The object with some of its fields changed; a null removes one.
+/// Returns the object with some of its fields changed. A null removes a field.
 fn changed(object: &Value, fields: Value) -> Value {
     let mut object = object.clone();
     let map = object.as_object_mut().unwrap();
@@ -47,7 +48,7 @@ fn changed(object: &Value, fields: Value) -> Value {
     object
 }
 
-/// The object with the value at a JSON pointer changed.
+/// Returns the object with the value at a JSON pointer changed.
 fn changed_at(object: &Value, pointer: &str, value: Value) -> Value {
     let mut object = object.clone();
     let (parent, field) = pointer.rsplit_once('/').unwrap();
@@ -55,14 +56,14 @@ fn changed_at(object: &Value, pointer: &str, value: Value) -> Value {
     object
 }
 
-/// Reading is refused with this whole message.
+/// Checks that reading fails with exactly this message.
 #[track_caller]
 fn expect_refused(quantization: &Value, expected: &str) {
     let error = try_read(quantization).expect_err(expected);
     assert_eq!(message(&error), expected);
 }
 
-/// Expects a refusal that names the field, its value, and the accepted values.
+/// Checks for a refusal that names the field, its value and the accepted values.
 #[track_caller]
 fn expect_unsupported(quantization: &Value, field: &str, found: &str, expected: &str) {
     let expected = format!(

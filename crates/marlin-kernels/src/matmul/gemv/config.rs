@@ -1,28 +1,28 @@
 use crate::tile::candidates::Format;
 use crate::tile::config::METADATA_ROWS;
-use crate::tile::lengths::NibbleMasks;
+use crate::tile::sizes::NibbleMasks;
 use crate::tile::{self, Product, Tile};
 use crate::{Epilogue, Prologue};
 use cubecl::prelude::*;
-use marlin_format::{Bits, GroupSize, Sparsity};
+use marlin_format::{GroupSize, Sparsity, WeightValue};
 
-/// Columns of a block, equal to the columns of a tile of
+/// The number of columns of a block, equal to the columns of a tile of
 /// [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(super) const COLUMNS: usize = tile::config::CHUNK_N;
-/// Warps of a block.
+/// The number of warps of a block.
 pub(super) const WARPS: usize = 4;
-/// Threads of a block.
+/// The number of threads of a block.
 pub(super) const THREADS: usize = 32 * WARPS;
 
 /// The compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Config {
-    /// Number of blocks among which K is split: one of [`CLUSTERS`](super::CLUSTERS).
+pub struct GemvConfig {
+    /// The number of blocks among which K is split: one of [`CLUSTERS`](super::CLUSTERS).
     pub blocks: usize,
     /// Rows of K that share a scale; a single group is not supported.
     pub group: GroupSize,
-    /// Bits of a weight value.
-    pub bits: Bits,
+    /// The kind of the weight's values.
+    pub value: WeightValue,
     /// True if the weight has zero points; otherwise the zero point is always 8 (4 bits) or 128 (8
     /// bits).
     pub zero_points: bool,
@@ -36,12 +36,12 @@ pub struct Config {
     pub epilogue: Epilogue,
 }
 
-impl Config {
+impl GemvConfig {
     /// Creates the configuration of a format with K split among `blocks` blocks.
     pub(crate) fn new(blocks: usize, format: &Format, prologue: Prologue) -> Self {
         let Format {
             group,
-            bits,
+            value,
             zero_points,
             bf16,
             sparsity,
@@ -50,7 +50,7 @@ impl Config {
         Self {
             blocks,
             group,
-            bits,
+            value,
             zero_points,
             bf16,
             sparsity,
@@ -70,8 +70,7 @@ impl Config {
         self.epilogue == Epilogue::SwiGlu
     }
 
-    /// Returns the blocks of a cluster: the number of blocks that split K, for each of the
-    /// cluster's tiles.
+    /// Returns the number of blocks of a cluster: `blocks` for each of the cluster's tiles.
     pub(super) fn cluster(&self) -> usize {
         self.blocks * self.epilogue.columns()
     }
@@ -81,35 +80,36 @@ impl Config {
         self.sparsity == Sparsity::TwoFour
     }
 
-    /// Returns the chunks of a step along K; a chunk is 64 stored rows. There are too few registers
-    /// for two chunks of 8 bits, or of a 2:4 weight in small groups or with zero points.
+    /// Returns the number of chunks of a step along K; a chunk is 64 stored rows. There are too few
+    /// registers for two chunks of 8 bits, or of a 2:4 weight in groups smaller than 128 or with
+    /// zero points.
     pub(super) fn chunks(&self) -> usize {
-        let is_large = self.bits == Bits::Eight
+        let is_large = self.value == WeightValue::Int8
             || self.is_sparse() && (self.group != GroupSize::G128 || self.zero_points);
         if is_large { 1 } else { 2 }
     }
 
-    /// Rows of tiles of words in a chunk.
+    /// Returns the number of rows of tiles of words in a chunk.
     pub(super) fn word_rows(&self) -> usize {
         self.products().word_rows()
     }
 
-    /// Rows of K in a step of a warp.
+    /// Returns the number of rows of K in a step of a warp.
     pub(super) fn step_k(&self) -> usize {
         self.chunks() * self.products().tile.chunk_rows()
     }
 
-    /// Values of the input row that a lane holds in a step.
+    /// Returns the number of values of the input row that a lane holds in a step.
     pub(super) fn lane_values(&self) -> usize {
         self.step_k() / 32
     }
 
-    /// Tiles of words in a step. Every lane loads 16 bytes of each tile.
+    /// Returns the number of tiles of words in a step. Every lane loads 16 bytes of each tile.
     pub(super) fn tiles(&self) -> usize {
         self.chunks() * self.word_rows()
     }
 
-    /// Tiles of words and of metadata in a step.
+    /// Returns the number of tiles of words and of metadata in a step.
     pub(super) fn loads(&self) -> usize {
         self.tiles()
             + if self.is_sparse() {
@@ -138,7 +138,7 @@ impl Config {
         tile::Config {
             tile,
             group: self.group,
-            bits: self.bits,
+            value: self.value,
             zero_points: self.zero_points,
             bf16: self.bf16,
             epilogue: self.epilogue,
@@ -149,12 +149,13 @@ impl Config {
         CubeDim::new_1d(self.cluster() as u32)
     }
 
-    /// Steps in a group; more than one only if a step has fewer rows than a group.
+    /// Returns the number of steps in a group; more than one only if a step has fewer rows than a
+    /// group.
     pub(super) fn steps_in_group(&self) -> usize {
         self.group.rows(self.step_k()).div_ceil(self.step_k())
     }
 
-    /// Groups in a step.
+    /// Returns the number of groups in a step.
     pub(super) fn groups_in_step(&self) -> usize {
         self.step_k().div_ceil(self.group.rows(self.step_k()))
     }
@@ -162,7 +163,7 @@ impl Config {
 
 /// The lengths of a problem, as runtime arguments of the kernel.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Lengths {
+pub(super) struct GemvSizes {
     /// Output features; with SwiGLU, half of the weight's columns.
     pub n: u32,
     /// Input features, a multiple of 8.

@@ -1,6 +1,6 @@
 //! Loads the activations and stores them in shared memory, normalised if a norm is fused.
 
-use super::config::{Config, Lengths};
+use super::config::{GemvConfig, GemvSizes};
 use crate::planes::plane_total;
 use crate::ptx::lane;
 use cubecl::prelude::*;
@@ -31,11 +31,11 @@ impl<F: Float, N: Size> RawInput<F, N> {
         residual: &ComptimeOption<&[Vector<F, N>]>,
         norm: &ComptimeOption<&[Vector<F, N>]>,
         step: u32,
-        lengths: &Lengths,
-        #[comptime] config: Config,
+        sizes: &GemvSizes,
+        #[comptime] config: GemvConfig,
     ) {
         let place = place(step);
-        let is_there = place < lengths.k / comptime!(config.lane_values() as u32);
+        let is_there = place < sizes.k / comptime!(config.lane_values() as u32);
         let zero = Vector::<F, N>::new(F::from_int(0));
         self.x = if is_there { x[place as usize] } else { zero };
         #[comptime]
@@ -65,9 +65,10 @@ fn place(step: u32) -> u32 {
     step * 32 + lane()
 }
 
-/// Stores a warp's step in its part of shared memory, and the sum of input and residual stream in
-/// global memory. Returns the root by which the values were divided, and the sum of their squares.
-/// Without a norm the values are stored unchanged.
+/// Stores the input of a warp's step in the warp's part of shared memory and, if `keeps_sum`, the
+/// sum of input and residual stream in global memory. Returns the root by which the values were
+/// divided, and the sum of the squares of the values before the division. Without a norm the values
+/// are stored unchanged.
 ///
 /// The mean square of the row is known only after the whole row was read. A step is therefore
 /// divided by the root of its own mean square, which brings the values to the middle of f16's range
@@ -80,8 +81,8 @@ pub(super) fn stage<F: Float, N: Size>(
     staged: &mut Shared<[Vector<F, N>]>,
     step: u32,
     keeps_sum: bool,
-    lengths: &Lengths,
-    #[comptime] config: Config,
+    sizes: &GemvSizes,
+    #[comptime] config: GemvConfig,
 ) -> (f32, f32) {
     let mut root = 1.0f32.runtime();
     let mut square = 0.0f32.runtime();
@@ -90,7 +91,7 @@ pub(super) fn stage<F: Float, N: Size>(
         #[comptime]
         match sum {
             ComptimeOption::Some(sum) => {
-                if keeps_sum && place(step) < lengths.k / comptime!(config.lane_values() as u32) {
+                if keeps_sum && place(step) < sizes.k / comptime!(config.lane_values() as u32) {
                     sum[place(step) as usize] = value;
                 }
             }

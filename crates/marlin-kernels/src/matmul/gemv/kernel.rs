@@ -1,14 +1,14 @@
-use super::config::{Config, Lengths, THREADS, WARPS};
+use super::config::{GemvConfig, GemvSizes, THREADS, WARPS};
 use super::input::{RawInput, stage};
 use super::output::{PART, expect_sums, leave_in_first_block, write};
-use super::weight::{WeightLoads, Words};
-use crate::overlap::{start_next, wait};
+use super::weight::{WeightAddresses, WeightLoads};
+use crate::pdl::{launch_dependents, wait};
 use crate::ptx::{
     F4, U4, bar_warp_sync, lane, ldmatrix_x4, mbarrier_wait_first_phase_cluster, mma_m16n8k16,
     mma_sp_m16n8k32, shared_address,
 };
 use crate::tile::fragment::{column_scales, column_zeros, dequantize, stored, stored_ones};
-use crate::tile::lengths::NibbleMasks;
+use crate::tile::sizes::NibbleMasks;
 use cubecl::prelude::*;
 
 /// Computes sum = x + residual and out = norm(sum) W + bias, or without a norm out = x W + bias. W
@@ -26,18 +26,18 @@ pub(super) fn gemv<F: Float, N: Size>(
     residual: ComptimeOption<&[Vector<F, N>]>,
     norm: ComptimeOption<&[Vector<F, N>]>,
     mut sum: ComptimeOption<&mut [Vector<F, N>]>,
-    words: &[u32],
+    qweight: &[u32],
     metadata: ComptimeOption<&[u32]>,
     scales: &[F],
     zero_points: ComptimeOption<&[u32]>,
     bias: ComptimeOption<&[F]>,
     out: &mut [F],
     epsilon: f32,
-    lengths: Lengths,
-    #[comptime] config: Config,
+    sizes: GemvSizes,
+    #[comptime] config: GemvConfig,
     #[define(F)] _dtype: ElemType,
 ) {
-    start_next(true);
+    launch_dependents(true);
     let mut staged = Shared::<[Vector<F, N>]>::new_aligned_slice(THREADS, 128usize);
     let mut parts = Shared::<[f32]>::new_slice(comptime!(WARPS * PART));
     let sums = Shared::<[f32]>::new_slice(comptime!(config.cluster() * PART));
@@ -52,31 +52,31 @@ pub(super) fn gemv<F: Float, N: Size>(
     );
     let part = rank % blocks;
     let tile_n = if comptime!(config.is_gated()) {
-        place + rank / blocks * (lengths.tiles_n / 2)
+        place + rank / blocks * (sizes.tiles_n / 2)
     } else {
         place
     };
-    let steps = lengths.tiles_k.div_ceil(comptime!(config.tiles() as u32));
+    let steps = sizes.tiles_k.div_ceil(comptime!(config.tiles() as u32));
     let end = steps * (part + 1) / blocks;
     let mut step = steps * part / blocks + UNIT_POS_X / 32;
 
-    let words = Words::new::<F>(words, metadata, scales, zero_points, tile_n, &lengths);
+    let weight = WeightAddresses::new::<F>(qweight, metadata, scales, zero_points, tile_n, &sizes);
     let mut loads = WeightLoads::new(config);
     if step < end {
-        loads.aim(&words, step, &lengths, config);
+        loads.aim(&weight, step, &sizes, config);
         #[unroll]
         for tile in 0..config.loads() {
-            loads.load_tile(&words, tile, config);
+            loads.load_tile(&weight, tile, config);
         }
         #[unroll]
         for group in 0..config.groups_in_step() {
-            loads.load_group(&words, step, group, &lengths, config);
+            loads.load_group(&weight, step, group, &sizes, config);
         }
     }
     // Until the preceding kernels have ended, only the weight may be read.
     wait(true);
     let mut raw = RawInput::<F, N>::new();
-    raw.load(x, &residual, &norm, step, &lengths, config);
+    raw.load(x, &residual, &norm, step, &sizes, config);
     // Lane 8i + r gives the address of row r of matrix i of ldmatrix.x4; all eight rows are the
     // same.
     let matrices = shared_address::<Vector<F, N>>(&staged)
@@ -84,8 +84,8 @@ pub(super) fn gemv<F: Float, N: Size>(
         + lane() / 8 * 16;
 
     let mut square = 0.0f32;
-    // The odd elements of an accumulator repeat the even ones. Totals j and 4 + j are those of
-    // columns 16j + lane / 4 and 16j + lane / 4 + 8.
+    // The odd elements of an accumulator repeat the even ones. Totals j and 4 + j belong to columns
+    // 16j + lane / 4 and 16j + lane / 4 + 8.
     let mut totals = Array::<f32>::new(8usize);
     #[unroll]
     for i in 0..8usize {
@@ -103,12 +103,12 @@ pub(super) fn gemv<F: Float, N: Size>(
             &mut staged,
             step,
             tile_n == 0,
-            &lengths,
+            &sizes,
             config,
         );
         square += step_square;
-        raw.load(x, &residual, &norm, next, &lengths, config);
-        loads.aim(&words, next, &lengths, config);
+        raw.load(x, &residual, &norm, next, &sizes, config);
+        loads.aim(&weight, next, &sizes, config);
         bar_warp_sync();
         #[unroll]
         for group in 0..config.groups_in_step() {
@@ -126,20 +126,12 @@ pub(super) fn gemv<F: Float, N: Size>(
                 let part = comptime!(group * parts + part);
                 let b = ldmatrix_x4(matrices + comptime!(64 * part as u32));
                 if comptime!(config.is_sparse()) {
-                    multiply_sparse(
-                        &loads,
-                        group,
-                        b,
-                        &mut products,
-                        &lengths.masks,
-                        part,
-                        config,
-                    );
+                    multiply_sparse(&loads, group, b, &mut products, &sizes.masks, part, config);
                     if more {
-                        loads.load_k16(&words, part, config);
+                        loads.load_k16(&weight, part, config);
                         // A tile of metadata covers two parts.
                         if comptime!(part % 2 == 1) {
-                            loads.load_tile(&words, comptime!(config.tiles() + part / 2), config);
+                            loads.load_tile(&weight, comptime!(config.tiles() + part / 2), config);
                         }
                     }
                 } else {
@@ -153,24 +145,24 @@ pub(super) fn gemv<F: Float, N: Size>(
                         #[unroll]
                         for j in 0..4usize {
                             let words = loads.sub_tile(k16, j, config);
-                            let a = if comptime!(config.products().multiplies_stored()) {
-                                stored(words.0, &lengths.masks, false, comptime!(config.products()))
+                            let a = if comptime!(config.products().multiplies_subnormals()) {
+                                stored(words.0, &sizes.masks, false, comptime!(config.products()))
                             } else {
                                 dequantize(
                                     words,
                                     &loads.group(group, config),
-                                    &lengths.masks,
+                                    &sizes.masks,
                                     j,
                                     comptime!(config.products()),
                                 )
                             };
                             products[j] = mma_m16n8k16(a, b0, b1, products[j], config.bf16);
                         }
-                        if comptime!(config.products().multiplies_stored()) {
+                        if comptime!(config.products().multiplies_subnormals()) {
                             x_sums = mma_m16n8k16(ones, b0, b1, x_sums, config.bf16);
                         }
                         if more {
-                            loads.load_k16(&words, k16, config);
+                            loads.load_k16(&weight, k16, config);
                         }
                     }
                 }
@@ -183,7 +175,7 @@ pub(super) fn gemv<F: Float, N: Size>(
                 #[unroll]
                 for half in 0..2usize {
                     let element = comptime!(2 * half);
-                    let product = if comptime!(config.products().multiplies_stored()) {
+                    let product = if comptime!(config.products().multiplies_subnormals()) {
                         fma(
                             x_sums.extract(element),
                             zeros.extract(element),
@@ -197,10 +189,10 @@ pub(super) fn gemv<F: Float, N: Size>(
                 }
             }
             if more {
-                loads.load_group(&words, next, group, &lengths, config);
+                loads.load_group(&weight, next, group, &sizes, config);
             }
         }
-        // The input must be read before the next one replaces it.
+        // All lanes must have read the input of this step before the next input replaces it.
         bar_warp_sync();
         step = next;
     }
@@ -208,7 +200,7 @@ pub(super) fn gemv<F: Float, N: Size>(
     leave_in_first_block(&totals, square, &mut parts, &sums, barrier, rank, config);
     if rank == 0 {
         mbarrier_wait_first_phase_cluster(barrier);
-        write::<F>(&sums, &bias, out, epsilon, place, &lengths, config);
+        write::<F>(&sums, &bias, out, epsilon, place, &sizes, config);
     }
 }
 
@@ -222,7 +214,7 @@ fn multiply_sparse(
     products: &mut Array<F4>,
     masks: &NibbleMasks,
     #[comptime] part: usize,
-    #[comptime] config: Config,
+    #[comptime] config: GemvConfig,
 ) {
     let weights = loads.group(group, config);
     #[unroll]

@@ -1,21 +1,22 @@
-use super::config::LengthsLaunch;
-use super::config::{COLUMNS, Config, THREADS};
+use super::config::GemvSizesLaunch;
+use super::config::{COLUMNS, GemvConfig, THREADS};
 use super::kernel;
 use super::plan::{CLUSTERS, fits_cluster, takes_format};
 use crate::problem::expect_length;
 use crate::tile::cost::format;
-use crate::tile::lengths::nibble_masks;
-use crate::{KernelError, NormOperands, Operands, Prologue, QuantProblem, overlap};
+use crate::tile::sizes::nibble_masks;
+use crate::{KernelError, NormOperands, Operands, Prologue, QuantProblem, pdl};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// Launches the kernel with K split among `blocks` blocks, on operands that were checked, except
-/// for those of the norm.
+/// Launches the kernel with K split among `blocks` blocks. The operands must have been checked,
+/// except for those of the norm.
 ///
 /// # Errors
-/// Returns an error for other than one row, a norm without its operands, a single group, act-order,
-/// a K that is not a multiple of 8, a number of blocks that is not a valid cluster size, or buffers
-/// of the wrong length.
+/// Returns an error for a number of rows other than one, a norm without its operands, a format that
+/// [`takes_format`] refuses (such as a single group), act-order, a K that is not a multiple of 8,
+/// gates that do not fill whole tiles, a number of blocks that is not a valid cluster size, or
+/// buffers of the wrong length.
 pub(crate) fn launch(
     client: &Client,
     problem: &QuantProblem,
@@ -23,11 +24,11 @@ pub(crate) fn launch(
     operands: Operands,
 ) -> Result<(), KernelError> {
     let (n, k) = (problem.outputs(), problem.k());
-    let config = Config::new(blocks, &format(problem), problem.prologue);
+    let config = GemvConfig::new(blocks, &format(problem), problem.prologue);
     let takes = problem.m == 1
         && k.is_multiple_of(8)
         && !problem.weight.format.permuted
-        && problem.fills(2 * COLUMNS)
+        && problem.divides_into(2 * COLUMNS)
         && takes_format(&config);
     let Operands {
         x,
@@ -67,7 +68,7 @@ pub(crate) fn launch(
         None => [(); 3].map(|()| None),
     };
     let tiles = problem.weight.tiles();
-    let lengths = [
+    let sizes = [
         n,
         k,
         tiles.n_padded() / COLUMNS,
@@ -75,7 +76,7 @@ pub(crate) fn launch(
         problem.weight.groups(),
     ]
     .map(|length| length as u32);
-    let [n, k, tiles_n, tiles_k, groups] = lengths;
+    let [n, k, tiles_n, tiles_k, groups] = sizes;
     // SAFETY: the buffers' lengths were checked against the lengths from which the kernel derives
     // its addresses.
     unsafe {
@@ -88,18 +89,18 @@ pub(crate) fn launch(
             residual.into(),
             norm.into(),
             sum.into(),
-            weight.words,
+            weight.qweight,
             weight.metadata.into(),
             weight.scales,
             weight.zero_points.into(),
             bias.into(),
             out,
             epsilon,
-            LengthsLaunch::new(n, k, tiles_n, tiles_k, groups, nibble_masks()),
+            GemvSizesLaunch::new(n, k, tiles_n, tiles_k, groups, nibble_masks()),
             config,
             problem.activations.elem(),
         );
     }
-    overlap::follow(client);
+    pdl::make_edge_programmatic(client);
     Ok(())
 }

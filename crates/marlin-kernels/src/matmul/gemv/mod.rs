@@ -4,8 +4,8 @@
 //! A decode step of one sequence is a chain of small launches, each of which costs three to five
 //! microseconds besides reading its bytes. A norm is almost entirely this overhead, so it is fused
 //! into the matmul of its output, and SwiGLU into the matmul of gate and up. The table gives
-//! microseconds of norm and product in a step on an H200, f16, groups of 128. One row runs this
-//! routine; two rows run the norm's kernel and then the [tile kernels](crate::tile)
+//! microseconds of norm and product in a step on an H200, f16, groups of 128. "One row" is this
+//! routine; "two rows" is the norm's kernel followed by the [tile kernels](crate::tile)
 //! (`benches/records/decode-*-h200.log`, before programmatic dependent launch was used):
 //!
 //! | norm, and projection of | K x N | one row | two rows |
@@ -28,23 +28,25 @@
 //!
 //! # How it works
 //!
-//! **Work.** A cluster of blocks has 64 columns of the weight, a tile of the layout, and its warps
-//! take the steps of 128 stored rows of K in turn (`kernel.rs`). K is split only within the
+//! **Work.** A cluster of blocks computes 64 columns of the weight, a tile of the layout, and its
+//! warps take the steps of 128 stored rows of K in turn (`kernel.rs`). K is split only within the
 //! cluster, so sums are added in its shared memory and never in global memory (`output.rs`). Blocks
 //! store their sums in the first block's shared memory with `st.async`, which counts the bytes at
 //! an `mbarrier` there; a cluster barrier would first wait for all writes of every thread. A launch
-//! has as many warps as can be resident on the card at once (`plan.rs`). With SwiGLU a cluster has
-//! 64 gates and the 64 ups that belong to them.
+//! has as many warps as can be resident on the card at once (`plan.rs`). With SwiGLU a cluster
+//! computes 64 gates and the corresponding 64 ups.
 //!
-//! **Weights** are loaded from memory to registers, 16 bytes of a tile for each lane at a time, and
-//! the next load into a register is issued as soon as its value was multiplied (`weight.rs`). No
-//! other warp needs these values, so staging them in shared memory would gain nothing. In a
-//! recorded pass the weights of a warp's first step are loaded while the preceding kernel still
-//! runs ([`overlap`](crate::overlap)); if each warp has a single step, this is the whole weight.
+//! **Weights** are loaded from memory to registers, 16 bytes of a tile for each lane at a time. The
+//! next load into a register is issued as soon as its value was multiplied (`weight.rs`). No other
+//! warp needs these values, so staging them in shared memory would gain nothing. In a recorded pass
+//! the weights of a warp's first step are loaded while the preceding kernel still runs
+//! ([programmatic dependent launch](crate::pdl)); if each warp has a single step, this is the whole
+//! weight.
 //!
 //! **Input.** Every cluster repeats the norm of the row, each warp for the part that it multiplies,
-//! while its weights are being loaded (`input.rs`). The row is some kilobytes from the second-level
-//! cache. The division by the root mean square of the whole row is deferred to the end.
+//! while its weights are being loaded (`input.rs`). The row is a few kilobytes, read from the
+//! second-level cache. The division by the root mean square of the whole row is deferred to the
+//! end.
 //!
 //! **Products** are computed as in `fragment.rs` for few rows: stored weights are f16 subnormals,
 //! one further product subtracts the zero points, and a group's sums are scaled in f32.
@@ -59,7 +61,7 @@ mod plan;
 mod source;
 mod weight;
 
-pub use config::Config;
+pub use config::GemvConfig;
 pub(crate) use launch::launch;
 pub use plan::{CLUSTERS, plan, takes_format};
 #[cfg(feature = "inspect")]

@@ -1,7 +1,7 @@
 //! The reduction of the warps' sums to the output: sums are added along K within a block, then
 //! within the cluster; then they are normalised, the bias is added, and the result is written.
 
-use super::config::{COLUMNS, Config, Lengths, WARPS};
+use super::config::{COLUMNS, GemvConfig, GemvSizes, WARPS};
 use crate::ptx::{
     cluster_arrive_relaxed, cluster_wait, fence_mbarrier_init, lane, mbarrier_arrive,
     mbarrier_arrive_expect_tx, mbarrier_init, shared_address, st_async_first_block, st_shared_f32,
@@ -10,14 +10,15 @@ use crate::tile::epilogue::swiglu;
 use crate::tile::fragment::stored_units;
 use cubecl::prelude::*;
 
-/// Floats of a partial sum along K: one for each column, and the sum of the squares of the row.
+/// The number of floats of a partial sum along K: one for each column, and the sum of the squares
+/// of the row.
 pub(super) const PART: usize = COLUMNS + 1;
 
-/// Initialises the `barrier` in the first block of a cluster that completes when the sums of all
-/// blocks have arrived. It counts the bytes that the blocks store or, in a cluster of one block,
-/// the threads that have stored a sum.
+/// Initialises `barrier`. In the first block of a cluster, it completes when the sums of all blocks
+/// have arrived. It counts the bytes that the blocks store or, in a cluster of one block, the
+/// threads that have stored a sum.
 #[cube]
-pub(super) fn expect_sums(barrier: u32, #[comptime] config: Config) {
+pub(super) fn expect_sums(barrier: u32, #[comptime] config: GemvConfig) {
     if UNIT_POS_X == 0 {
         if comptime!(config.cluster() > 1) {
             mbarrier_init(barrier, 1usize);
@@ -30,7 +31,7 @@ pub(super) fn expect_sums(barrier: u32, #[comptime] config: Config) {
         }
         fence_mbarrier_init();
     }
-    // Threads that store sums wait until the first block has started.
+    // Before threads store sums, they wait for this arrival of the first block.
     cluster_arrive_relaxed();
 }
 
@@ -45,7 +46,7 @@ pub(super) fn leave_in_first_block(
     sums: &Shared<[f32]>,
     barrier: u32,
     rank: u32,
-    #[comptime] config: Config,
+    #[comptime] config: GemvConfig,
 ) {
     let (low_unit, high_unit) = comptime!(stored_units(&config.products()));
     // All eight rows of the product are the same row, so the four lanes of a column hold the same
@@ -89,15 +90,15 @@ pub(super) fn write<F: Float>(
     out: &mut [F],
     epsilon: f32,
     place: u32,
-    lengths: &Lengths,
-    #[comptime] config: Config,
+    sizes: &GemvSizes,
+    #[comptime] config: GemvConfig,
 ) {
     let column = place * comptime!(COLUMNS as u32) + UNIT_POS_X;
-    if UNIT_POS_X < comptime!(COLUMNS as u32) && column < lengths.n {
+    if UNIT_POS_X < comptime!(COLUMNS as u32) && column < sizes.n {
         let mut root = 1.0f32.runtime();
         if comptime!(config.has_norm()) {
             let square = add_parts(sums, comptime!(COLUMNS as u32).runtime(), config);
-            root = (square / f32::cast_from(lengths.k) + epsilon).sqrt();
+            root = (square / f32::cast_from(sizes.k) + epsilon).sqrt();
         }
         let mut value = biased::<F>(add_parts(sums, UNIT_POS_X, config) / root, bias, column);
         if comptime!(config.is_gated()) {
@@ -106,7 +107,7 @@ pub(super) fn write<F: Float>(
                 UNIT_POS_X + comptime!((config.blocks * PART) as u32),
                 config,
             );
-            value = swiglu(value, biased::<F>(ups / root, bias, column + lengths.n));
+            value = swiglu(value, biased::<F>(ups / root, bias, column + sizes.n));
         }
         out[column as usize] = F::cast_from(value);
     }
@@ -125,7 +126,7 @@ fn biased<F: Float>(total: f32, bias: &ComptimeOption<&[F]>, column: u32) -> f32
 
 /// Adds the sums of the blocks that split K, in the order of the blocks.
 #[cube]
-fn add_parts(sums: &Shared<[f32]>, place: u32, #[comptime] config: Config) -> f32 {
+fn add_parts(sums: &Shared<[f32]>, place: u32, #[comptime] config: GemvConfig) -> f32 {
     let mut total = 0.0f32;
     #[unroll]
     for part in 0..config.blocks {

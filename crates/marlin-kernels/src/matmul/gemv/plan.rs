@@ -1,26 +1,26 @@
-//! Decides which problems this routine takes, and how many blocks split K.
+//! Decides which problems this routine supports, and how many blocks split K.
 
-use super::config::{COLUMNS, Config, WARPS};
+use super::config::{COLUMNS, GemvConfig, WARPS};
 use crate::device::{CLUSTER_CAPABILITY, ClustersAtOnce};
 use crate::tile::config::CHUNK_K;
 use crate::tile::cost::format;
 use crate::{ActivationDtype, Card, Prologue, QuantProblem};
-use marlin_format::{Bits, GroupSize, Sparsity, WeightLayout};
+use marlin_format::{GroupSize, Sparsity, WeightLayout, WeightValue};
 
-/// Resident warps of a multiprocessor, limited by the kernel's registers.
+/// The number of resident warps of a multiprocessor, limited by the kernel's registers.
 const RESIDENT_WARPS: usize = 16;
 /// The numbers of blocks among which K can be split.
 pub const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
 
-/// Returns the number of blocks that split K for 64 columns, if this routine takes the problem: one
-/// row of f16 or bf16, a weight in more than one group, without act-order and with a K that is a
-/// multiple of 8, on a card with clusters.
+/// Returns the number of blocks that split K for 64 columns, or `None` if this routine does not
+/// support the problem. It supports one row of f16 or bf16, on a card with clusters, with a weight
+/// in the tile layout that has more than one group, no act-order and a K that is a multiple of 8.
 ///
 /// The result is the largest number with which all blocks are resident on the card at once, so that
 /// they share the memory bandwidth evenly and end together. On an H200 this is the fastest cluster
 /// size for the joined projections of Llama 2 7B, Llama 3 8B and Llama 2 70B.
 ///
-/// Without a norm it takes only weights of which a warp has fewer than four steps; for other
+/// Without a norm, it supports only weights of which a warp has fewer than four steps; for other
 /// weights the [tile kernels](crate::tile) are faster.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let QuantProblem {
@@ -30,7 +30,7 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
         scales,
         ..
     } = *problem;
-    let config = Config::new(1, &format(problem), problem.prologue);
+    let config = GemvConfig::new(1, &format(problem), problem.prologue);
     let takes = m == 1
         && card.capability >= CLUSTER_CAPABILITY
         && weight.layout == WeightLayout::Tile
@@ -38,7 +38,7 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
         && scales == activations
         && !weight.format.permuted
         && weight.k.is_multiple_of(8)
-        && problem.fills(2 * COLUMNS)
+        && problem.divides_into(2 * COLUMNS)
         && takes_format(&config);
     let layout = weight.tiles();
     let tiles = layout.n_padded() / COLUMNS;
@@ -57,15 +57,15 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     (takes && is_short).then_some(blocks)
 }
 
-/// The number of steps of a warp from which on a problem without a norm is left to the tile
-/// kernels. A decode step of Llama 2 7B on an H200 takes 1.45 ms with o and down in this kernel (1
-/// and 2.7 steps), and 1.53 ms with both in the tile kernels. A decode step of Llama 2 70B (4 and
-/// 14 steps) takes 10.81 ms in this kernel, and 10.68 ms in the tile kernels before programmatic
-/// dependent launch was used.
+/// The number of steps per warp from which on the tile kernels compute a problem without a norm. A
+/// decode step of Llama 2 7B on an H200 takes 1.45 ms with o and down in this kernel (1 and 2.7
+/// steps), and 1.53 ms with both in the tile kernels. A decode step of Llama 2 70B (4 and 14 steps)
+/// takes 10.81 ms in this kernel, and 10.68 ms in the tile kernels before programmatic dependent
+/// launch was used.
 const MOST_STEPS: usize = 4;
 
-/// The minimum number of blocks that split K. Without a norm it is two: for one block ptxas (13.5)
-/// spills a few registers, and one block is only of use for weights of few steps.
+/// Returns the minimum number of blocks that split K. Without a norm it is two: for one block ptxas
+/// (13.5) spills a few registers, and one block is only of use for weights of few steps.
 fn least_blocks(problem: &QuantProblem) -> usize {
     if problem.prologue == Prologue::AddRmsNorm {
         1
@@ -74,7 +74,8 @@ fn least_blocks(problem: &QuantProblem) -> usize {
     }
 }
 
-/// Returns true if a cluster can hold the blocks that are needed to split K among `blocks` of them.
+/// Returns true if K can be split among `blocks` blocks: at least [`least_blocks`], and no more
+/// than a cluster can hold for all of its tiles.
 pub(super) fn fits_cluster(problem: &QuantProblem, blocks: usize) -> bool {
     (least_blocks(problem)..=ClustersAtOnce::MOST_BLOCKS / problem.epilogue.columns())
         .contains(&blocks)
@@ -85,10 +86,10 @@ pub(super) fn fits_cluster(problem: &QuantProblem, blocks: usize) -> bool {
 /// bf16 for three formats of a dense weight: 4 bits with zero points in groups of 32, with a norm;
 /// 8 bits without zero points in groups of 32, without a norm; and 4 bits without zero points in
 /// groups of 64, without a norm.
-pub fn takes_format(config: &Config) -> bool {
-    let Config {
+pub fn takes_format(config: &GemvConfig) -> bool {
+    let GemvConfig {
         group,
-        bits,
+        value,
         zero_points,
         bf16,
         sparsity,
@@ -98,11 +99,11 @@ pub fn takes_format(config: &Config) -> bool {
         (_, GroupSize::Channel) => false,
         (Sparsity::TwoFour, GroupSize::G32) => !zero_points,
         (Sparsity::Dense, GroupSize::G32) if config.has_norm() => {
-            bits == Bits::Eight || !zero_points || !bf16
+            value == WeightValue::Int8 || !zero_points || !bf16
         }
-        (Sparsity::Dense, GroupSize::G32) => bits == Bits::Four || zero_points || !bf16,
+        (Sparsity::Dense, GroupSize::G32) => value == WeightValue::Int4 || zero_points || !bf16,
         (Sparsity::Dense, GroupSize::G64) => {
-            config.has_norm() || bits == Bits::Eight || zero_points || !bf16
+            config.has_norm() || value == WeightValue::Int8 || zero_points || !bf16
         }
         _ => true,
     }

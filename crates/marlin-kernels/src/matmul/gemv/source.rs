@@ -1,7 +1,7 @@
-use super::config::{Config, LengthsCompilationArg, THREADS};
+use super::config::{GemvConfig, GemvSizesCompilationArg, THREADS};
 use super::kernel::gemv::Gemv;
-use crate::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
-use crate::tile::lengths::compiled_masks;
+use crate::inspect::{KernelSource, buffer, cuda_text, optional, properties, settings, target};
+use crate::tile::sizes::compiled_masks;
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
@@ -9,8 +9,8 @@ use cubecl_runtime::compiler::CompilationError;
 /// for 9.0).
 ///
 /// # Errors
-/// Returns CubeCL's error if it refuses the kernel.
-pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
+/// Returns the compilation error if CubeCL refuses the kernel.
+pub fn source(config: &GemvConfig, capability: u32) -> Result<KernelSource, CompilationError> {
     let kernel = Gemv::new(
         settings(THREADS, ExecutionMode::Unchecked),
         properties(capability),
@@ -26,7 +26,7 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
         optional(true),
         buffer(),
         (),
-        LengthsCompilationArg {
+        GemvSizesCompilationArg {
             n: (),
             k: (),
             tiles_n: (),

@@ -1,17 +1,17 @@
-//! Loads a warp's words, scales and zero points from memory into registers.
+//! Loads a warp's weight, scales and zero points from memory into registers.
 
-use super::config::{Config, Lengths};
+use super::config::{GemvConfig, GemvSizes};
 use crate::ptx::{U4, global_address, lane, ld_global_once_4, ld_global_once_8, ld_global_once_16};
 use crate::tile::config::{METADATA_ROWS, TILE_BYTES};
 use crate::tile::fragment::Group;
 use cubecl::prelude::*;
-use marlin_format::Bits;
+use marlin_format::WeightValue;
 
 /// The addresses of a weight's tensors, and the position of a lane's part of 64 columns as 32-bit
 /// offsets. The addresses are the same for all threads and so take none of their registers.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Words {
-    words: u64,
+pub(super) struct WeightAddresses {
+    qweight: u64,
     metadata: u64,
     scales: u64,
     zeros: u64,
@@ -19,24 +19,24 @@ pub(super) struct Words {
     row: u64,
     /// Byte offset of the lane's words in the first row of tiles.
     place: u32,
-    /// Number of runs of eight stored scales before the lane's run. The four lanes with the same
-    /// `lane / 4` hold the scales and zero points of the eight columns that are `lane / 4` modulo
-    /// 8.
+    /// The number of runs of eight stored scales before the lane's run. The four lanes with the
+    /// same `lane / 4` hold the scales and zero points of the eight columns that are `lane / 4`
+    /// modulo 8.
     eights: u32,
 }
 
 #[cube]
-impl Words {
+impl WeightAddresses {
     pub fn new<F: Float>(
-        words: &[u32],
+        qweight: &[u32],
         metadata: ComptimeOption<&[u32]>,
         scales: &[F],
         zero_points: ComptimeOption<&[u32]>,
         tile_n: u32,
-        lengths: &Lengths,
+        sizes: &GemvSizes,
     ) -> Self {
-        Words {
-            words: global_address::<u32>(words),
+        WeightAddresses {
+            qweight: global_address::<u32>(qweight),
             metadata: #[comptime]
             match metadata {
                 ComptimeOption::Some(metadata) => global_address::<u32>(metadata),
@@ -48,7 +48,7 @@ impl Words {
                 ComptimeOption::Some(points) => global_address::<u32>(points),
                 ComptimeOption::None => 0u64.runtime(),
             },
-            row: u64::cast_from(lengths.tiles_n * comptime!(TILE_BYTES as u32)),
+            row: u64::cast_from(sizes.tiles_n * comptime!(TILE_BYTES as u32)),
             place: tile_n * comptime!(TILE_BYTES as u32) + lane() * 16,
             eights: tile_n * 8 + lane() / 4,
         }
@@ -67,15 +67,15 @@ pub(super) struct WeightLoads {
     /// Addresses of the words of the first and second chunk of the step to load.
     first: u64,
     second: u64,
-    /// The chunks to load of a 2:4 weight. Its addresses are computed at each load, because there
-    /// are too few registers to keep them.
+    /// The first and second chunk to load of a 2:4 weight. Its addresses are computed at each load,
+    /// because there are too few registers to keep them.
     chunk: u32,
     second_chunk: u32,
 }
 
 #[cube]
 impl WeightLoads {
-    pub fn new(#[comptime] config: Config) -> Self {
+    pub fn new(#[comptime] config: GemvConfig) -> Self {
         let groups = comptime!(config.groups_in_step());
         let nowhere = 0u64.runtime();
         WeightLoads {
@@ -90,38 +90,48 @@ impl WeightLoads {
         }
     }
 
-    /// Sets the step to load. If K ends in the middle of the step, its first half is loaded twice,
-    /// and the second copy is multiplied by zeros.
-    pub fn aim(&mut self, words: &Words, step: u32, lengths: &Lengths, #[comptime] config: Config) {
+    /// Sets the step to load. If K ends in the middle of the step, the first half of the step is
+    /// loaded twice, and the second copy is multiplied by zeros.
+    pub fn aim(
+        &mut self,
+        weight: &WeightAddresses,
+        step: u32,
+        sizes: &GemvSizes,
+        #[comptime] config: GemvConfig,
+    ) {
         if comptime!(config.is_sparse()) {
             self.chunk = step * comptime!(config.chunks() as u32);
-            let is_whole =
-                (self.chunk + 1) * comptime!(config.word_rows() as u32) < lengths.tiles_k;
+            let is_whole = (self.chunk + 1) * comptime!(config.word_rows() as u32) < sizes.tiles_k;
             self.second_chunk = if is_whole { self.chunk + 1 } else { self.chunk };
         } else {
             let tile = step * comptime!(config.tiles() as u32);
             self.first =
-                words.words + u64::cast_from(words.place) + words.row * u64::cast_from(tile);
+                weight.qweight + u64::cast_from(weight.place) + weight.row * u64::cast_from(tile);
             let rows = comptime!(config.word_rows() as u32);
-            let is_whole = tile + rows < lengths.tiles_k;
+            let is_whole = tile + rows < sizes.tiles_k;
             let half = if is_whole {
                 rows.runtime()
             } else {
                 0u32.runtime()
             };
-            self.second = self.first + words.row * u64::cast_from(half);
+            self.second = self.first + weight.row * u64::cast_from(half);
         }
     }
 
     /// Issues the load of tile `i` of the step; the tiles of words come first, then those of
     /// metadata.
-    pub fn load_tile(&mut self, words: &Words, #[comptime] i: usize, #[comptime] config: Config) {
+    pub fn load_tile(
+        &mut self,
+        weight: &WeightAddresses,
+        #[comptime] i: usize,
+        #[comptime] config: GemvConfig,
+    ) {
         if comptime!(config.is_sparse()) {
             let is_words = comptime!(i < config.tiles());
             let start = if is_words {
-                words.words
+                weight.qweight
             } else {
-                words.metadata
+                weight.metadata
             };
             let (rows, tile) = comptime!(if is_words {
                 (config.word_rows(), i)
@@ -135,7 +145,7 @@ impl WeightLoads {
             };
             let row = chunk * comptime!(rows as u32) + comptime!((tile % rows) as u32);
             self.tiles[i] = ld_global_once_16(
-                start + u64::cast_from(words.place) + words.row * u64::cast_from(row),
+                start + u64::cast_from(weight.place) + weight.row * u64::cast_from(row),
             );
         } else {
             let rows = comptime!(config.word_rows());
@@ -144,43 +154,48 @@ impl WeightLoads {
             } else {
                 self.second
             };
-            self.tiles[i] = ld_global_once_16(half + words.row * comptime!((i % rows) as u64));
+            self.tiles[i] = ld_global_once_16(half + weight.row * comptime!((i % rows) as u64));
         }
     }
 
     /// Issues the loads of the words of 16 stored rows, the `i`-th such run of the step.
-    pub fn load_k16(&mut self, words: &Words, #[comptime] i: usize, #[comptime] config: Config) {
+    pub fn load_k16(
+        &mut self,
+        weight: &WeightAddresses,
+        #[comptime] i: usize,
+        #[comptime] config: GemvConfig,
+    ) {
         let tiles = comptime!(config.products().tiles_in_step());
         #[unroll]
         for tile in 0..tiles {
-            self.load_tile(words, comptime!(i * tiles + tile), config);
+            self.load_tile(weight, comptime!(i * tiles + tile), config);
         }
     }
 
-    /// Issues the load of the scales and zero points of group `i` of a step; beyond K, those of the
-    /// last group again.
+    /// Issues the load of the scales and zero points of group `i` of a step. Beyond K, the last
+    /// group is loaded again.
     pub fn load_group(
         &mut self,
-        words: &Words,
+        weight: &WeightAddresses,
         step: u32,
         #[comptime] i: usize,
-        lengths: &Lengths,
-        #[comptime] config: Config,
+        sizes: &GemvSizes,
+        #[comptime] config: GemvConfig,
     ) {
         let first = if comptime!(config.steps_in_group() > 1) {
             step / comptime!(config.steps_in_group() as u32)
         } else {
             step * comptime!(config.groups_in_step() as u32)
         };
-        let group = min(first + comptime!(i as u32), lengths.groups - 1) * lengths.tiles_n;
+        let group = min(first + comptime!(i as u32), sizes.groups - 1) * sizes.tiles_n;
         self.scales[i] =
-            ld_global_once_16(words.scales + u64::cast_from((8 * group + words.eights) * 16));
-        if comptime!(config.zero_points && config.bits == Bits::Four) {
+            ld_global_once_16(weight.scales + u64::cast_from((8 * group + weight.eights) * 16));
+        if comptime!(config.zero_points && config.value == WeightValue::Int4) {
             self.zeros[i] =
-                ld_global_once_4(words.zeros + u64::cast_from((8 * group + words.eights) * 4));
+                ld_global_once_4(weight.zeros + u64::cast_from((8 * group + weight.eights) * 4));
         } else if comptime!(config.zero_points) {
             let both =
-                ld_global_once_8(words.zeros + u64::cast_from((8 * group + words.eights) * 8));
+                ld_global_once_8(weight.zeros + u64::cast_from((8 * group + weight.eights) * 8));
             self.zeros[i] = both.extract(0usize);
             self.more_zeros[i] = both.extract(1usize);
         }
@@ -197,7 +212,7 @@ impl WeightLoads {
         &self,
         #[comptime] i: usize,
         #[comptime] j: usize,
-        #[comptime] config: Config,
+        #[comptime] config: GemvConfig,
     ) -> (u32, u32) {
         let tiles = comptime!(config.products().tiles_in_step());
         (
@@ -207,13 +222,13 @@ impl WeightLoads {
     }
 
     /// Returns the scales and zero points that dequantise the words of group `i`.
-    pub fn group(&self, #[comptime] i: usize, #[comptime] config: Config) -> Group {
+    pub fn group(&self, #[comptime] i: usize, #[comptime] config: GemvConfig) -> Group {
         let zeros = if comptime!(config.zero_points) {
             self.zeros[i]
         } else {
             0u32.runtime()
         };
-        let more_zeros = if comptime!(config.zero_points && config.bits == Bits::Eight) {
+        let more_zeros = if comptime!(config.zero_points && config.value == WeightValue::Int8) {
             self.more_zeros[i]
         } else {
             0u32.runtime()

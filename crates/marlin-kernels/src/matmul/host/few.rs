@@ -111,7 +111,7 @@ pub fn multiply(reader: &Reader<'_>, per_word: usize, x: &Activations, out: &mut
     });
 }
 
-/// A strip of columns.
+/// The task that computes a strip of columns.
 struct Strip<'a, const PER_WORD: usize> {
     reader: &'a Reader<'a>,
     x: &'a Activations,
@@ -125,8 +125,8 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        // Half the registers, or eight: with fewer sums, additions would wait for each other; more
-        // rows bring no gain.
+        // Sums take half of the registers, and at most eight. With fewer sums, additions would wait
+        // for each other; more rows bring no gain.
         let most_sums = (S::REGISTERS / 2).min(MAX_ROWS);
         let most_vectors = (most_sums / self.rows.next_power_of_two()).clamp(1, most_sums / 2);
         for chunk in 0..self.x.chunks {

@@ -3,7 +3,7 @@
 use super::simd::{LANES, Simd};
 use half::{bf16, f16};
 
-/// A dtype of activations, caches and float weights.
+/// A dtype of activations, caches and float weights in host memory.
 pub trait HostFloat: Copy + Default + Send + Sync {
     /// Converts the value to f32.
     fn to_f32(self) -> f32;

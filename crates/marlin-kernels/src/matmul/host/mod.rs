@@ -9,7 +9,7 @@
 //! | `few` | up to eight rows: the weight is streamed through registers |
 //! | `many` | more rows: panels of the weight are unpacked into the first-level cache |
 //! | `unpack` | the dequantised weight |
-//! | [`head`] | few rows with a float table |
+//! | [`lm_head`] | few rows with a float table |
 //! | [`simd`] | the vector instructions of these loops, and a version in plain Rust |
 //! | [`threads`] | the distribution of columns over all cores |
 //! | `pool`, `cores` | the threads, and the cores that they run on |
@@ -17,7 +17,7 @@
 mod cores;
 mod few;
 mod float;
-pub mod head;
+pub mod lm_head;
 mod many;
 mod pool;
 #[allow(
@@ -59,7 +59,7 @@ pub fn matmul(
         Some(bias) => bias.repeat(m),
         None => vec![0.0; m * n],
     };
-    let (reader, per_word) = (Reader::new(problem, weight), spec.bits.per_word());
+    let (reader, per_word) = (Reader::new(problem, weight), spec.value.per_word());
     if m == 0 {
         return Ok(out);
     }
@@ -75,8 +75,8 @@ pub fn matmul(
 
 /// Writes the float weight [K, N] to `out`, in natural row order. `m` of the problem is not used.
 ///
-/// Like [`matmul`], it is not a generic function: the loops of a generic function would be compiled
-/// in the calling crate, at that crate's optimisation level.
+/// Like [`matmul`], this is not a generic function: the loops of a generic function would be
+/// compiled in the calling crate, at that crate's optimisation level.
 ///
 /// # Errors
 /// The same as [`matmul`].
@@ -85,7 +85,7 @@ pub fn dequantize(
     weight: HostWeight<'_>,
     out: FloatsMut<'_>,
 ) -> Result<(), KernelError> {
-    let (n, k, per_word) = (problem.n(), problem.k(), problem.spec().bits.per_word());
+    let (n, k, per_word) = (problem.n(), problem.k(), problem.spec().value.per_word());
     weight.check(problem)?;
     expect_length(problem, "weight", k * n, out.len())?;
     let (reader, rows) = (Reader::new(problem, weight), weight.row_permutation);

@@ -50,7 +50,7 @@ pub fn threads() -> usize {
 }
 
 /// The state of a loop in one word: its number, the number of helpers that it uses, whether it is
-/// open to them, and how many are inside.
+/// open to helpers, and how many helpers are inside it.
 #[derive(Clone, Copy, PartialEq)]
 struct State(u64);
 
@@ -75,7 +75,7 @@ impl State {
 }
 
 struct Pool {
-    /// Held while a loop runs.
+    /// The lock that is held while a loop runs.
     busy: Mutex<()>,
     shared: &'static Shared,
     helpers: Vec<Helper>,
@@ -206,7 +206,7 @@ impl Pool {
 }
 
 impl Shared {
-    /// The main loop of a helper thread.
+    /// Runs the main loop of a helper thread.
     fn help(&self, index: usize, asleep: &AtomicBool) {
         let mut last = 0;
         loop {
@@ -235,7 +235,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a loop that uses this helper and is not loop `last`: first awake, then asleep.
+    /// Waits for a loop that uses this helper and is not loop `last`: first by spinning, then
+    /// asleep.
     fn wait(&self, index: usize, asleep: &AtomicBool, last: u32) -> State {
         let wanted = |state: State| state.number() != last && state.is_for(index);
         loop {

@@ -1,9 +1,6 @@
 //! Compares the host kernels with f64, with all of this processor's instruction sets and with plain
 //! Rust.
 
-#[path = "../../../../../tests/src/seed.rs"]
-mod seed;
-
 use super::simd::tests::{ALL, set_best};
 use super::simd::{Kernel, LANES, Scalar, Simd, dispatch};
 use super::*;
@@ -11,9 +8,9 @@ use crate::ActivationDtype;
 use half::{bf16, f16};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{GroupSize, QuantSpec, WeightDescriptor, WeightFormat};
+use marlin_testing::seed;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use seed::seed;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 struct Case {
@@ -26,8 +23,8 @@ struct Case {
     bias: Vec<f32>,
     /// The dequantised weight, [K, N] in natural order.
     natural: Vec<f64>,
-    /// The magnitude of the terms of which each value is the difference: the kernels sum the
-    /// products with values and with zero points separately.
+    /// The sum of the magnitudes of the two terms of each value, `q scale` and `zero scale`, [K,
+    /// N]. The kernels sum the products with values and with zero points separately.
     terms: Vec<f64>,
 }
 
@@ -40,17 +37,17 @@ impl Case {
         permuted: bool,
         rng: &mut StdRng,
     ) -> Self {
-        let max = spec.bits.max();
-        let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
+        let max = spec.value.max();
+        let (groups, per_word) = (spec.scales.group.count(k), spec.value.per_word());
         let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
         let scales: Vec<f16> = (0..groups * n)
             .map(|_| f16::from_f32(rng.random_range(-0.1f32..0.1)))
             .collect();
         let zeros: Vec<u8> = (0..groups * n).map(|_| rng.random_range(0..=max)).collect();
-        let zero_points = spec.zero_points.then(|| {
+        let zero_points = spec.has_zero_points().then(|| {
             let word = |zeros: &[u8]| {
                 zeros.iter().rev().fold(0u32, |word, &zero| {
-                    (word << spec.bits.count()) | u32::from(zero)
+                    (word << spec.value.bits()) | u32::from(zero)
                 })
             };
             zeros
@@ -64,12 +61,12 @@ impl Case {
         }
         let (mut natural, mut terms) = (vec![0.0; k * n], vec![0.0; k * n]);
         for (stored, &row) in rows.iter().enumerate() {
-            let group = stored / spec.group.rows(k);
+            let group = stored / spec.scales.group.rows(k);
             for column in 0..n {
-                let zero = if spec.zero_points {
+                let zero = if spec.has_zero_points() {
                     zeros[group * n + column]
                 } else {
-                    spec.bits.midpoint()
+                    spec.value.midpoint()
                 };
                 let scale = f64::from(scales[group * n + column].to_f32());
                 let (value, zero, place) = (
@@ -86,7 +83,7 @@ impl Case {
         let problem = QuantProblem::new(m, weight, ActivationDtype::F32);
         Self {
             problem,
-            words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| q[row * n + column]),
+            words: PlainLayout::new(k, n, spec.value).pack_with(|row, column| q[row * n + column]),
             scales,
             zero_points,
             permutation: permuted.then_some(rows),
@@ -148,7 +145,7 @@ fn products_agree_with_f64_for_any_rows_and_shapes() {
     let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for spec in specs() {
-        let ks: &[usize] = if spec.group == GroupSize::Channel {
+        let ks: &[usize] = if spec.scales.group == GroupSize::Channel {
             &[1, 7, 129, 300, 513]
         } else {
             &[33, 128, 200, 344, 384]
@@ -175,7 +172,7 @@ fn products_agree_with_f64_for_any_rows_and_shapes() {
     }
 }
 
-/// The problem is large enough for all cores.
+/// Checks a problem that is large enough for all cores.
 #[test]
 fn threads_share_the_columns() {
     let seed = seed();
@@ -276,7 +273,7 @@ fn the_loops_are_compiled_in_this_crate() {
     );
 }
 
-/// The results of all methods, as bits.
+/// A kernel that returns the results of all methods of [`Simd`] for its inputs.
 struct Methods {
     floats: [f32; LANES],
     words: [u32; LANES],
@@ -348,7 +345,7 @@ fn a_loop_runs_every_iteration_once_whoever_else_runs_one() {
                     for threads in [1, 2, 3, 100] {
                         let counts: Vec<AtomicUsize> =
                             (0..tasks).map(|_| AtomicUsize::new(0)).collect();
-                        // A loop inside a loop runs on its own thread.
+                        // A nested loop runs on the thread that starts it.
                         pool::for_each(tasks, threads, &|index| {
                             pool::for_each(2, 2, &|_| {
                                 _ = counts[index].fetch_add(1, Ordering::Relaxed)

@@ -3,12 +3,12 @@
 use super::pool;
 use std::marker::PhantomData;
 
-/// The number of multiplications and additions below which another thread costs more than it saves:
-/// it starts about a microsecond late.
+/// The minimum number of multiply-adds for each thread. With fewer, another thread costs more than
+/// it saves, because it starts about a microsecond late.
 const WORK: usize = 1 << 17;
 
-/// Runs `task` for `0..tasks`, on as many threads as the number of multiplications justifies. The
-/// calling thread takes part.
+/// Runs `task` for `0..tasks`, on as many threads as `work`, the number of multiplications,
+/// justifies. The calling thread takes part.
 pub fn for_each(tasks: usize, work: usize, task: impl Fn(usize) + Sync) {
     pool::for_each(tasks, pool::threads().min(work / WORK), &task);
 }

@@ -6,7 +6,7 @@ use super::threads::{Columns, for_each};
 use super::weight::Reader;
 use std::ops::Range;
 
-/// Maximum number of columns of a task, whose scales are kept at hand.
+/// Maximum number of columns of a task, which keeps their scales in an array.
 const STRIP: usize = 2048;
 
 /// Removes the lowest value `q` of each word and returns `q scale + offset`, where the offset is

@@ -4,7 +4,7 @@ use super::simd::{LANES, Simd};
 use crate::{KernelError, QuantProblem};
 use half::{bf16, f16};
 use marlin_format::layout::PlainLayout;
-use marlin_format::{Bits, WeightTensors};
+use marlin_format::{WeightTensors, WeightValue};
 
 /// A slice of floats in their stored dtype.
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +70,8 @@ pub fn lanes<T: Copy + Default>(values: &[T], start: usize) -> [T; LANES] {
 /// A weight in host memory, in the plain layout.
 #[derive(Debug, Clone, Copy)]
 pub struct HostWeight<'a> {
-    /// The packed values in the [`PlainLayout`]: [ceil(K / 8), N rounded up to a multiple of 8]; with 8 bits ceil(K / 4) rows.
+    /// The packed values in the [`PlainLayout`]: [ceil(K / 8), N rounded up to a multiple of 8];
+    /// with 8 bits ceil(K / 4) rows.
     pub words: &'a [u32],
     /// The scales [G, N].
     pub scales: Floats<'a>,
@@ -84,7 +85,7 @@ pub struct HostWeight<'a> {
 impl HostWeight<'_> {
     pub(super) fn check(&self, problem: &QuantProblem) -> Result<(), KernelError> {
         problem.expect_weight(&WeightTensors {
-            words: self.words.len(),
+            qweight: self.words.len(),
             metadata: None,
             scales: self.scales.len(),
             zero_points: self.zero_points.map(<[u32]>::len),
@@ -100,7 +101,7 @@ pub struct Reader<'a> {
     n: usize,
     /// Number of words in a row of words.
     columns: usize,
-    bits: Bits,
+    bits: WeightValue,
     /// Rows of K that share a scale.
     group: usize,
     /// Rows of K whose products are added up before the scale is applied.
@@ -115,15 +116,15 @@ impl<'a> Reader<'a> {
     pub fn new(problem: &QuantProblem, weight: HostWeight<'a>) -> Self {
         let (n, k, spec) = (problem.n(), problem.k(), problem.spec());
         let (group, columns) = (
-            spec.group.rows(k),
-            PlainLayout::new(k, n, spec.bits).columns(),
+            spec.scales.group.rows(k),
+            PlainLayout::new(k, n, spec.value).columns(),
         );
         // With groups of 32, 64 and 128 rows, a chunk is a group.
         Self {
             weight,
             n,
             columns,
-            bits: spec.bits,
+            bits: spec.value,
             group,
             chunk: group.clamp(1, MAX_CHUNK),
         }
@@ -155,7 +156,7 @@ impl<'a> Reader<'a> {
         let Some(words) = self.weight.zero_points else {
             return simd.splat(f32::from(self.bits.midpoint()));
         };
-        let (bits, per_word) = (self.bits.count(), self.bits.per_word());
+        let (bits, per_word) = (self.bits.bits(), self.bits.per_word());
         let row = self.group_of(chunk) * self.n.div_ceil(per_word);
         // A vector's first column is the first value of a word.
         let word = |lane: usize| {

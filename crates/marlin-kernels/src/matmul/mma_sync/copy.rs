@@ -1,24 +1,24 @@
 //! The copy pipeline of `mma.sync`: every warp copies from global memory into the stages with
 //! `cp.async`.
 
-use crate::overlap::wait;
+use crate::pdl::wait;
 use crate::ptx::{
     bar_sync_numbered, bar_warp_sync, cp_async_4, cp_async_8, cp_async_16, cp_async_16_or_zero,
     cp_async_commit_group, cp_async_wait_group, lane, opaque, prefetch_l2,
 };
 use crate::tile::config::{CHUNK_N, Config, METADATA_ROWS, TILE_BYTES};
 use crate::tile::fragment::group_of;
-use crate::tile::lengths::Lengths;
+use crate::tile::sizes::TileSizes;
 use crate::tile::stripe::{TilePart, weight_chunk};
 use cubecl::prelude::*;
 
 /// Global addresses of the operands.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Source {
+pub(super) struct CopyAddresses {
     /// Activations.
     pub x: u64,
     /// Packed values.
-    pub words: u64,
+    pub qweight: u64,
     /// Metadata of a 2:4 weight.
     pub metadata: u64,
     /// Scales.
@@ -44,36 +44,36 @@ pub(super) struct CopyAhead {
 #[cube]
 impl CopyAhead {
     /// Creates the copies of a stripe of at least one unit, at its start.
-    pub fn new(start: u32, end: u32, lengths: &Lengths, #[comptime] config: Config) -> CopyAhead {
+    pub fn new(start: u32, end: u32, sizes: &TileSizes, #[comptime] config: Config) -> CopyAhead {
         CopyAhead {
-            copies: Copies::new(lengths, config),
-            part: TilePart::last(lengths, start, end),
+            copies: Copies::new(sizes, config),
+            part: TilePart::last(sizes, start, end),
             start,
             to_copy: end - start,
         }
     }
 
     /// Starts the copies of the first steps, into all stages except the last. If the kernel
-    /// `overlaps` the preceding kernel, which computes the activations, the weight is first
-    /// prefetched to the second-level cache. It is not copied to the stages before the activations
-    /// are available: groups of `cp.async` complete in order, so the products of the first stage
-    /// would have to wait for the weights of all stages.
+    /// `uses_pdl`, it overlaps the preceding kernel, which computes the activations, so the weight
+    /// is first prefetched to the second-level cache. It is not copied to the stages before the
+    /// activations are available: groups of `cp.async` complete in order, so the products of the
+    /// first stage would have to wait for the weights of all stages.
     pub fn fill(
         &mut self,
         stages: u32,
-        source: &Source,
-        lengths: &Lengths,
+        source: &CopyAddresses,
+        sizes: &TileSizes,
         #[comptime] config: Config,
-        #[comptime] overlaps: bool,
+        #[comptime] uses_pdl: bool,
     ) {
         self.copies
-            .enter(self.part.tile, self.part.first, source, lengths, config);
-        if overlaps {
+            .enter(self.part.tile, self.part.first, source, sizes, config);
+        if uses_pdl {
             let steps = min(
                 self.part.end - self.part.first,
                 comptime!(config.tile.stages as u32 - 1),
             );
-            self.copies.prefetch(steps, lengths, config);
+            self.copies.prefetch(steps, sizes, config);
             wait(true);
         }
         let mut stage = stages;
@@ -81,7 +81,7 @@ impl CopyAhead {
         // copy.
         while stage != stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32)
         {
-            self.copy(stage, source, lengths, config);
+            self.copy(stage, source, sizes, config);
             stage = opaque(stage + comptime!(config.stage_bytes() as u32));
         }
     }
@@ -92,8 +92,8 @@ impl CopyAhead {
         &mut self,
         stage: u32,
         stages: u32,
-        source: &Source,
-        lengths: &Lengths,
+        source: &CopyAddresses,
+        sizes: &TileSizes,
         #[comptime] config: Config,
     ) {
         cp_async_wait_group(comptime!(config.tile.stages - 2));
@@ -104,28 +104,35 @@ impl CopyAhead {
         } else {
             stage - stage_bytes
         };
-        self.copy(before, source, lengths, config);
+        self.copy(before, source, sizes, config);
     }
 
     /// Starts the copies of one step, and advances to the next step.
-    fn copy(&mut self, stage: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+    fn copy(
+        &mut self,
+        stage: u32,
+        source: &CopyAddresses,
+        sizes: &TileSizes,
+        #[comptime] config: Config,
+    ) {
         if self.to_copy > 0 {
-            self.copies.start(lengths, stage, config);
+            self.copies.start(sizes, stage, config);
             self.to_copy -= 1;
             self.part.first += 1;
             if self.part.first == self.part.end {
-                self.part.next(lengths, self.start, config);
+                self.part.next(sizes, self.start, config);
                 self.copies
-                    .enter(self.part.tile, self.part.first, source, lengths, config);
+                    .enter(self.part.tile, self.part.first, source, sizes, config);
             }
         }
         cp_async_commit_group();
     }
 }
 
-/// Barrier of a team. A team is the warps side by side along N, which read the same activations.
-/// Teams share no data in a stage, so each runs at its own pace. On an H200 this makes a launch of
-/// one row on Llama 2 7B's weights 4 to 8 % shorter than with a barrier of the block.
+/// Waits for the other warps of a team. A team is the warps side by side along N, which read the
+/// same activations. Teams share no data in a stage, so each runs at its own pace. On an H200 this
+/// makes a launch of one row on Llama 2 7B's weights 4 to 8 % shorter than with a barrier of the
+/// block.
 #[cube]
 fn sync_team(#[comptime] config: Config) {
     if comptime!(config.tile.warps_n == 1) {
@@ -141,7 +148,7 @@ fn sync_team(#[comptime] config: Config) {
     }
 }
 
-/// Threads of a team.
+/// Returns the number of threads of a team.
 const fn team_threads(config: &Config) -> u32 {
     32 * config.tile.warps_n as u32
 }
@@ -155,7 +162,7 @@ const fn team_threads(config: &Config) -> u32 {
 #[derive(CubeType, Clone, Copy)]
 struct Copies {
     /// Address of the lane's words in the first tile of the chunk.
-    words: u64,
+    qweight: u64,
     /// Address of the lane's words in the first of the chunk's two tiles of metadata.
     metadata: u64,
     /// Bytes from a tile to the one below it.
@@ -178,18 +185,18 @@ struct Copies {
     rows: u32,
 }
 
-/// Runs of activations in a row of a step.
+/// Returns the number of runs of activations in a row of a step.
 const fn runs(config: &Config) -> u32 {
     (config.tile.depth() / 8) as u32
 }
 
-/// Runs of activations in a row of a chunk. A thread of a team copies one of these runs, in every
-/// [`row_step`]-th row.
+/// Returns the number of runs of activations in a row of a chunk. A thread of a team copies one of
+/// these runs, in every [`row_step`]-th row.
 const fn chunk_runs(config: &Config) -> u32 {
     (config.tile.chunk_rows() / 8) as u32
 }
 
-/// Rows of activations between a thread's runs.
+/// Returns the number of rows of activations between a thread's runs.
 const fn row_step(config: &Config) -> u32 {
     team_threads(config) / chunk_runs(config)
 }
@@ -209,12 +216,12 @@ fn first_run(#[comptime] config: Config) -> (u32, u32) {
 #[cube]
 impl Copies {
     /// Creates the copies without a tile; call [`enter`](Self::enter) next.
-    fn new(lengths: &Lengths, #[comptime] config: Config) -> Copies {
-        let row_bytes = u64::cast_from(lengths.k) * 2u64;
+    fn new(sizes: &TileSizes, #[comptime] config: Config) -> Copies {
+        let row_bytes = u64::cast_from(sizes.k) * 2u64;
         Copies {
-            words: 0u64.runtime(),
+            qweight: 0u64.runtime(),
             metadata: 0u64.runtime(),
-            words_row: u64::cast_from(lengths.chunks_n) * comptime!(TILE_BYTES as u64),
+            words_row: u64::cast_from(sizes.chunks_n) * comptime!(TILE_BYTES as u64),
             scales: 0u64.runtime(),
             zeros: 0u64.runtime(),
             chunk: 0u32.runtime(),
@@ -231,23 +238,23 @@ impl Copies {
         &mut self,
         tile: u32,
         first: u32,
-        source: &Source,
-        lengths: &Lengths,
+        source: &CopyAddresses,
+        sizes: &TileSizes,
         #[comptime] config: Config,
     ) {
         let lane = lane();
         let warp = UNIT_POS_X / 32;
         let warps_n = comptime!(config.tile.warps_n as u32);
-        let (column, row_block) = lengths.by_row_blocks.div_mod(tile);
-        let chunk_n = weight_chunk(column, warp % warps_n, lengths, config);
+        let (column, row_block) = sizes.by_row_blocks.div_mod(tile);
+        let chunk_n = weight_chunk(column, warp % warps_n, sizes, config);
         self.chunk = first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
-        self.chunks = if chunk_n < lengths.chunks_n {
-            lengths.chunks_k
+        self.chunks = if chunk_n < sizes.chunks_n {
+            sizes.chunks_k
         } else {
             0u32.runtime()
         };
         let rows = self.chunk * comptime!(config.word_rows() as u32);
-        self.words = source.words
+        self.qweight = source.qweight
             + u64::cast_from(rows) * self.words_row
             + u64::cast_from(chunk_n * comptime!(TILE_BYTES as u32) + lane * 16);
         if comptime!(config.tile.is_sparse()) {
@@ -266,10 +273,10 @@ impl Copies {
         let row = row_block * comptime!(config.tile.rows() as u32) + row;
         self.k = first * comptime!(config.tile.depth() as u32) + run * 8;
         self.x = source.x
-            + u64::cast_from(row) * u64::cast_from(lengths.k) * 2u64
+            + u64::cast_from(row) * u64::cast_from(sizes.k) * 2u64
             + u64::cast_from(self.k * 2);
-        self.rows = if row < lengths.m {
-            lengths.m - row
+        self.rows = if row < sizes.m {
+            sizes.m - row
         } else {
             0u32.runtime()
         };
@@ -277,10 +284,10 @@ impl Copies {
 
     /// Prefetches the weight of the next steps to the second-level cache. One lane prefetches each
     /// 128 bytes of the words and of the metadata, and each group's scales and zero points.
-    fn prefetch(&self, steps: u32, lengths: &Lengths, #[comptime] config: Config) {
+    fn prefetch(&self, steps: u32, sizes: &TileSizes, #[comptime] config: Config) {
         let lane = lane();
         let groups = comptime!(config.groups_in_chunk() as u32);
-        let line = self.words - u64::cast_from(lane * 16)
+        let line = self.qweight - u64::cast_from(lane * 16)
             + u64::cast_from(lane / 4) * self.words_row
             + u64::cast_from(lane % 4 * 128);
         let metadata = self.metadata - u64::cast_from(lane * 16)
@@ -303,7 +310,7 @@ impl Copies {
                 }
             }
             if lane < comptime!(8 * groups) && lane.is_multiple_of(8) {
-                let group = u64::cast_from(group_of(chunk, lane / 8, config) * lengths.chunks_n);
+                let group = u64::cast_from(group_of(chunk, lane / 8, config) * sizes.chunks_n);
                 if comptime!(config.grouped()) {
                     prefetch_l2(self.scales + group * comptime!(2 * CHUNK_N as u64));
                 }
@@ -317,17 +324,18 @@ impl Copies {
     }
 
     /// Starts the copies of this step into a stage, and advances to the next step.
-    fn start(&mut self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
+    fn start(&mut self, sizes: &TileSizes, stage: u32, #[comptime] config: Config) {
         if self.chunk < self.chunks {
-            self.start_chunk(lengths, stage, config);
+            self.start_chunk(sizes, stage, config);
         }
         self.chunk += comptime!(config.tile.warps_k as u32);
-        self.words += self.words_row * comptime!((config.word_rows() * config.tile.warps_k) as u64);
+        self.qweight +=
+            self.words_row * comptime!((config.word_rows() * config.tile.warps_k) as u64);
         self.metadata +=
             self.words_row * comptime!((config.tile.metadata_rows() * config.tile.warps_k) as u64);
 
         // Beyond K nothing is read, and zero activations cancel the padded rows of the weight.
-        let bytes = if self.k < lengths.k {
+        let bytes = if self.k < sizes.k {
             16u32.runtime()
         } else {
             0u32.runtime()
@@ -353,7 +361,7 @@ impl Copies {
     }
 
     /// Starts the copies of the warp's chunk.
-    fn start_chunk(&self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
+    fn start_chunk(&self, sizes: &TileSizes, stage: u32, #[comptime] config: Config) {
         let lane = lane();
         let warp = UNIT_POS_X / 32;
         let words = stage + warp * comptime!((config.word_rows() * TILE_BYTES) as u32) + lane * 16;
@@ -361,7 +369,7 @@ impl Copies {
         for i in 0..comptime!(config.word_rows() as u32) {
             cp_async_16(
                 words + comptime!(i * TILE_BYTES as u32),
-                self.words + self.words_row * comptime!(i as u64),
+                self.qweight + self.words_row * comptime!(i as u64),
             );
         }
         let metadata = stage
@@ -384,7 +392,7 @@ impl Copies {
                 0
             })
         {
-            let group = group_of(self.chunk, lane / 8, config) * lengths.chunks_n;
+            let group = group_of(self.chunk, lane / 8, config) * sizes.chunks_n;
             if comptime!(config.grouped()) {
                 let offset = comptime!(config.scales_offset() as u32)
                     + warp * comptime!(config.scales_bytes() as u32)

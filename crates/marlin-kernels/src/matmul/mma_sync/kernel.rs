@@ -1,13 +1,13 @@
-use super::copy::{CopyAhead, Source};
+use super::copy::{CopyAddresses, CopyAhead};
 use super::multiply::multiply;
 use super::multiply_sparse::multiply_sparse;
-use crate::overlap::{start_next, wait};
+use crate::pdl::{launch_dependents, wait};
 use crate::ptx::{F4, global_address, global_address_mut, opaque, shared_address};
 use crate::tile::cluster::Receiver;
 use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
 use crate::tile::fragment::stored_ones;
-use crate::tile::lengths::Lengths;
+use crate::tile::sizes::TileSizes;
 use crate::tile::stripe::{TilePart, units_of_block};
 use cubecl::prelude::*;
 
@@ -17,21 +17,21 @@ use cubecl::prelude::*;
 /// The product is computed transposed: fragment A holds 16 columns of the weight and fragment B
 /// eight rows of activations, so a tile of few rows wastes at most seven rows.
 #[cube(launch_unchecked)]
-pub(super) fn matmul<F: Float>(
+pub(crate) fn matmul<F: Float>(
     x: &[F],
-    words: &[u32],
+    qweight: &[u32],
     metadata: ComptimeOption<&[u32]>,
     scales: &[F],
     zero_points: ComptimeOption<&[u32]>,
     bias: ComptimeOption<&[F]>,
     out: &mut [F],
     workspace: &mut [u64],
-    lengths: Lengths,
+    sizes: TileSizes,
     #[comptime] config: Config,
-    #[comptime] overlaps: bool,
+    #[comptime] uses_pdl: bool,
     #[define(F)] _dtype: ElemType,
 ) {
-    start_next(overlaps);
+    launch_dependents(uses_pdl);
     let shared = Shared::<[u32]>::new_aligned_slice(
         comptime!(config.tile.stages * config.stage_bytes() / 4),
         comptime!(config.alignment().max(128)),
@@ -39,9 +39,9 @@ pub(super) fn matmul<F: Float>(
     let mut reduce =
         Shared::<[f32]>::new_aligned_slice(comptime!(config.reduce_floats()), 128usize);
     let stages = shared_address::<u32>(&shared);
-    let source = Source {
+    let source = CopyAddresses {
         x: global_address::<F>(x),
-        words: global_address::<u32>(words),
+        qweight: global_address::<u32>(qweight),
         metadata: #[comptime]
         match metadata {
             ComptimeOption::Some(metadata) => global_address::<u32>(metadata),
@@ -55,17 +55,17 @@ pub(super) fn matmul<F: Float>(
         },
     };
     let receiver = Receiver::new(config);
-    let (start, end) = units_of_block(&lengths, config);
+    let (start, end) = units_of_block(&sizes, config);
     if start == end {
-        wait(overlaps);
+        wait(uses_pdl);
         terminate!();
     }
 
     // The first copies are issued before anything else.
     let mut stage = stages;
-    let mut part = TilePart::last(&lengths, start, end);
-    let mut ahead = CopyAhead::new(start, end, &lengths, config);
-    ahead.fill(stages, &source, &lengths, config, overlaps);
+    let mut part = TilePart::last(&sizes, start, end);
+    let mut ahead = CopyAhead::new(start, end, &sizes, config);
+    ahead.fill(stages, &source, &sizes, config, uses_pdl);
 
     let workspace = global_address_mut::<u64>(workspace);
     let (warps_n, warps_k) = comptime!((config.tile.warps_n as u32, config.tile.warps_k as u32));
@@ -78,22 +78,22 @@ pub(super) fn matmul<F: Float>(
         for i in 0..comptime!(4 * config.tile.batch_tiles) {
             sums[i] = F4::new(0.0);
         }
-        let column = lengths.by_row_blocks.div(part.tile) * warps_n + warp % warps_n;
+        let column = sizes.by_row_blocks.div(part.tile) * warps_n + warp % warps_n;
         // The value is opaque, because otherwise the compiler recomputes it for every step.
-        let chunks = opaque(if column < lengths.chunks_n {
-            lengths.chunks_k
+        let chunks = opaque(if column < sizes.chunks_n {
+            sizes.chunks_k
         } else {
             0u32.runtime()
         });
         let mut chunk = part.first * warps_k + warp / warps_n;
         for _ in part.first..part.end {
-            ahead.step(stage, stages, &source, &lengths, config);
+            ahead.step(stage, stages, &source, &sizes, config);
             // Beyond N or K there is nothing to multiply.
             if chunk < chunks {
                 if comptime!(config.tile.is_sparse()) {
-                    multiply_sparse(stage, &mut sums, &lengths.masks, config);
+                    multiply_sparse(stage, &mut sums, &sizes.masks, config);
                 } else {
-                    multiply(stage, &mut sums, ones, &lengths.masks, config);
+                    multiply(stage, &mut sums, ones, &sizes.masks, config);
                 }
             }
             chunk += warps_k;
@@ -113,10 +113,10 @@ pub(super) fn matmul<F: Float>(
             out,
             workspace,
             &part,
-            &lengths,
+            &sizes,
             config,
         );
         to_multiply -= part.end - part.first;
-        part.next(&lengths, start, config);
+        part.next(&sizes, start, config);
     }
 }

@@ -22,12 +22,11 @@
 )]
 mod copy;
 mod kernel;
-mod launch;
 mod multiply;
 mod multiply_sparse;
 #[cfg(feature = "inspect")]
 mod source;
 
-pub(crate) use launch::launch;
+pub(crate) use kernel::matmul;
 #[cfg(feature = "inspect")]
 pub use source::source;

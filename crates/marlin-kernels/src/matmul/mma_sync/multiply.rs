@@ -5,7 +5,7 @@ use crate::tile::config::{CHUNK_N, CHUNK_STEPS, Config, TILE_BYTES};
 use crate::tile::fragment::{
     Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile,
 };
-use crate::tile::lengths::NibbleMasks;
+use crate::tile::sizes::NibbleMasks;
 use cubecl::prelude::*;
 
 /// Adds the products of a warp's chunk to its sums. `sums[j * batch_tiles + b]` holds the columns
@@ -56,7 +56,7 @@ pub(super) fn multiply(
     }));
     let mut a_words = Array::<U4>::new(comptime!(2 * config.tiles_in_step()));
     let mut group_sums = Array::<F4>::new(comptime!(4 * batch_tiles));
-    // The sums of the activations, which take the zero points.
+    // The sums of the activations, which are multiplied by the zero points.
     let mut x_sums = Array::<F4>::new(batch_tiles);
     load_words(&mut a_words, words, 0usize, TILE_BYTES as u32, config);
     load_activations(stage + activations, swizzle, &mut b, 0usize, config);
@@ -90,7 +90,7 @@ pub(super) fn multiply(
             #[unroll]
             for j in 0..4usize {
                 let words = sub_tile(&a_words, step, j, config);
-                let a = if comptime!(config.multiplies_stored()) {
+                let a = if comptime!(config.multiplies_subnormals()) {
                     stored(words.0, masks, true, config)
                 } else {
                     dequantize(words, &group, masks, j, config)
@@ -118,7 +118,7 @@ pub(super) fn multiply(
                     }
                 }
             }
-            if comptime!(config.multiplies_stored()) {
+            if comptime!(config.multiplies_subnormals()) {
                 #[unroll]
                 for tile in 0..batch_tiles {
                     let first = comptime!(b_set(step, batch_tiles) + 2 * tile);
@@ -151,7 +151,7 @@ pub(super) fn add_group(
         #[unroll]
         for tile in 0..batch_tiles {
             let i = comptime!(j * batch_tiles + tile);
-            let products = if comptime!(config.multiplies_stored()) {
+            let products = if comptime!(config.multiplies_subnormals()) {
                 fma(x_sums[tile], zero, group_sums[i])
             } else {
                 group_sums[i]

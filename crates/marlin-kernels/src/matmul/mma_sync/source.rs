@@ -1,8 +1,8 @@
 use super::kernel::matmul::Matmul;
-use crate::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
-use crate::overlap;
+use crate::inspect::{KernelSource, buffer, cuda_text, optional, properties, settings, target};
+use crate::pdl;
 use crate::tile::Config;
-use crate::tile::lengths::compiled_lengths;
+use crate::tile::sizes::compiled_lengths;
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
@@ -10,8 +10,8 @@ use cubecl_runtime::compiler::CompilationError;
 /// for 8.0).
 ///
 /// # Errors
-/// Returns CubeCL's error if it refuses the kernel.
-pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
+/// Returns the compilation error if CubeCL refuses the kernel.
+pub fn source(config: &Config, capability: u32) -> Result<KernelSource, CompilationError> {
     let kernel = Matmul::new(
         settings(config.block_threads(), ExecutionMode::Unchecked),
         properties(capability),
@@ -26,7 +26,7 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
         buffer(),
         compiled_lengths(),
         *config,
-        overlap::is_supported_by(capability),
+        pdl::is_supported_by(capability),
         config.dtype().elem(),
     );
     cuda_text(&kernel, capability)

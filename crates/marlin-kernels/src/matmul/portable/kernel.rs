@@ -1,9 +1,9 @@
 use cubecl::prelude::*;
-use marlin_format::Bits;
+use marlin_format::WeightValue;
 
 /// The lengths of a problem, as runtime arguments of the kernels, all in elements.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Lengths {
+pub(super) struct PortableSizes {
     /// Rows of activations.
     pub m: usize,
     /// Output features.
@@ -18,9 +18,9 @@ pub(super) struct Lengths {
 
 /// Extracts value `slot` of a packed word.
 #[cube]
-fn unpack(word: u32, slot: usize, #[comptime] bits: Bits) -> f32 {
-    let shift = u32::cast_from(slot * comptime!(bits.count()));
-    f32::cast_from((word >> shift) & comptime!(u32::from(bits.max())))
+fn unpack(word: u32, slot: usize, #[comptime] value: WeightValue) -> f32 {
+    let shift = u32::cast_from(slot * comptime!(value.bits()));
+    f32::cast_from((word >> shift) & comptime!(u32::from(value.max())))
 }
 
 /// Returns the zero point of a group and column; the midpoint if the format is symmetric.
@@ -29,17 +29,17 @@ fn zero_point(
     zero_points: &ComptimeOption<&[u32]>,
     group: usize,
     column: usize,
-    lengths: &Lengths,
-    #[comptime] bits: Bits,
+    sizes: &PortableSizes,
+    #[comptime] value: WeightValue,
 ) -> f32 {
     #[comptime]
     match zero_points {
         ComptimeOption::Some(words) => {
-            let per_word = comptime!(bits.per_word());
-            let word = words[group * lengths.n.div_ceil(per_word) + column / per_word];
-            unpack(word, column % per_word, bits)
+            let per_word = comptime!(value.per_word());
+            let word = words[group * sizes.n.div_ceil(per_word) + column / per_word];
+            unpack(word, column % per_word, value)
         }
-        ComptimeOption::None => comptime!(f32::from(bits.midpoint())).runtime(),
+        ComptimeOption::None => comptime!(f32::from(value.midpoint())).runtime(),
     }
 }
 
@@ -61,21 +61,21 @@ fn natural_row(row_permutation: &ComptimeOption<&[u32]>, row: usize) -> usize {
 #[cube(launch)]
 pub(super) fn matmul<F: Float, S: Float>(
     x: &[F],
-    words: &[u32],
+    qweight: &[u32],
     scales: &[S],
     zero_points: ComptimeOption<&[u32]>,
     row_permutation: ComptimeOption<&[u32]>,
     bias: ComptimeOption<&[F]>,
     out: &mut [F],
-    lengths: Lengths,
-    #[comptime] bits: Bits,
+    sizes: PortableSizes,
+    #[comptime] value: WeightValue,
     #[comptime] rows: usize,
     #[define(F)] _activation_dtype: ElemType,
     #[define(S)] _scale_dtype: ElemType,
 ) {
-    let column = ABSOLUTE_POS % lengths.n;
-    let first_row = (ABSOLUTE_POS / lengths.n) * rows;
-    if first_row >= lengths.m {
+    let column = ABSOLUTE_POS % sizes.n;
+    let first_row = (ABSOLUTE_POS / sizes.n) * rows;
+    if first_row >= sizes.m {
         terminate!();
     }
 
@@ -85,28 +85,28 @@ pub(super) fn matmul<F: Float, S: Float>(
     let mut sum = Array::<f32>::new(rows);
     #[unroll]
     for r in 0..rows {
-        x_row[r] = min(first_row + r, lengths.m - 1) * lengths.k;
+        x_row[r] = min(first_row + r, sizes.m - 1) * sizes.k;
         sum[r] = 0.0;
     }
 
-    let per_word = comptime!(bits.per_word());
-    let groups = lengths.k.div_ceil(lengths.group);
+    let per_word = comptime!(value.per_word());
+    let groups = sizes.k.div_ceil(sizes.group);
     for g in 0..groups {
         let mut partial = Array::<f32>::new(rows);
         #[unroll]
         for r in 0..rows {
             partial[r] = 0.0;
         }
-        let zero = zero_point(&zero_points, g, column, &lengths, bits);
-        let end = min((g + 1) * lengths.group, lengths.k);
-        for word_row in (g * lengths.group) / per_word..end.div_ceil(per_word) {
-            let word = words[word_row * lengths.columns + column];
+        let zero = zero_point(&zero_points, g, column, &sizes, value);
+        let end = min((g + 1) * sizes.group, sizes.k);
+        for word_row in (g * sizes.group) / per_word..end.div_ceil(per_word) {
+            let word = qweight[word_row * sizes.columns + column];
             #[unroll]
             for i in 0..per_word {
                 let row = word_row * per_word + i;
                 // Only the last word of a column can hold padding.
-                if row < lengths.k {
-                    let weight = unpack(word, i, bits) - zero;
+                if row < sizes.k {
+                    let weight = unpack(word, i, value) - zero;
                     let feature = natural_row(&row_permutation, row);
                     #[unroll]
                     for r in 0..rows {
@@ -115,7 +115,7 @@ pub(super) fn matmul<F: Float, S: Float>(
                 }
             }
         }
-        let scale = f32::cast_from(scales[g * lengths.n + column]);
+        let scale = f32::cast_from(scales[g * sizes.n + column]);
         #[unroll]
         for r in 0..rows {
             sum[r] += partial[r] * scale;
@@ -125,14 +125,14 @@ pub(super) fn matmul<F: Float, S: Float>(
     #[unroll]
     for r in 0..rows {
         let row = first_row + r;
-        if row < lengths.m {
+        if row < sizes.m {
             #[comptime]
             match &bias {
                 ComptimeOption::Some(bias) => {
-                    out[row * lengths.n + column] =
+                    out[row * sizes.n + column] =
                         F::cast_from(sum[r] + f32::cast_from(bias[column]))
                 }
-                ComptimeOption::None => out[row * lengths.n + column] = F::cast_from(sum[r]),
+                ComptimeOption::None => out[row * sizes.n + column] = F::cast_from(sum[r]),
             }
         }
     }
@@ -142,29 +142,29 @@ pub(super) fn matmul<F: Float, S: Float>(
 /// value.
 #[cube(launch)]
 pub(super) fn dequantize<F: Float, S: Float>(
-    words: &[u32],
+    qweight: &[u32],
     scales: &[S],
     zero_points: ComptimeOption<&[u32]>,
     row_permutation: ComptimeOption<&[u32]>,
     out: &mut [F],
-    lengths: Lengths,
-    #[comptime] bits: Bits,
+    sizes: PortableSizes,
+    #[comptime] value: WeightValue,
     #[define(F)] _activation_dtype: ElemType,
     #[define(S)] _scale_dtype: ElemType,
 ) {
-    if ABSOLUTE_POS >= lengths.k * lengths.n {
+    if ABSOLUTE_POS >= sizes.k * sizes.n {
         terminate!();
     }
-    let row = ABSOLUTE_POS / lengths.n;
-    let column = ABSOLUTE_POS % lengths.n;
-    let group = row / lengths.group;
-    let per_word = comptime!(bits.per_word());
+    let row = ABSOLUTE_POS / sizes.n;
+    let column = ABSOLUTE_POS % sizes.n;
+    let group = row / sizes.group;
+    let per_word = comptime!(value.per_word());
     let q = unpack(
-        words[(row / per_word) * lengths.columns + column],
+        qweight[(row / per_word) * sizes.columns + column],
         row % per_word,
-        bits,
+        value,
     );
-    let zero = zero_point(&zero_points, group, column, &lengths, bits);
-    let scale = f32::cast_from(scales[group * lengths.n + column]);
-    out[natural_row(&row_permutation, row) * lengths.n + column] = F::cast_from((q - zero) * scale);
+    let zero = zero_point(&zero_points, group, column, &sizes, value);
+    let scale = f32::cast_from(scales[group * sizes.n + column]);
+    out[natural_row(&row_permutation, row) * sizes.n + column] = F::cast_from((q - zero) * scale);
 }

@@ -1,5 +1,5 @@
-use super::kernel::{self, LengthsLaunch};
-use crate::device::elementwise;
+use super::kernel::{self, PortableSizesLaunch};
+use crate::launch::elementwise;
 use crate::problem::expect_length;
 use crate::{KernelError, Operands, QuantProblem, WeightBuffers};
 use cubecl::client::Client;
@@ -25,7 +25,7 @@ pub(crate) fn launch(
         out,
         ..
     } = operands;
-    let lengths = check(client, problem, &weight)?;
+    let sizes = check(client, problem, &weight)?;
     expect_length(problem, "activations", problem.m * problem.k(), x.len())?;
     problem.expect_outputs(out.len(), bias.as_ref().map(BufferArg::len))?;
     if problem.m == 0 {
@@ -38,14 +38,14 @@ pub(crate) fn launch(
         count,
         dim,
         x,
-        weight.words,
+        weight.qweight,
         weight.scales,
         weight.zero_points.into(),
         weight.row_permutation.into(),
         bias.into(),
         out,
-        lengths,
-        problem.spec().bits,
+        sizes,
+        problem.spec().value,
         rows,
         problem.activations.elem(),
         problem.scales.elem(),
@@ -64,7 +64,7 @@ pub(crate) fn dequantize(
     weight: WeightBuffers,
     out: BufferArg,
 ) -> Result<(), KernelError> {
-    let lengths = check(client, problem, &weight)?;
+    let sizes = check(client, problem, &weight)?;
     let units = problem.k() * problem.n();
     expect_length(problem, "output", units, out.len())?;
     let (count, dim) = elementwise(client, units);
@@ -72,13 +72,13 @@ pub(crate) fn dequantize(
         client,
         count,
         dim,
-        weight.words,
+        weight.qweight,
         weight.scales,
         weight.zero_points.into(),
         weight.row_permutation.into(),
         out,
-        lengths,
-        problem.spec().bits,
+        sizes,
+        problem.spec().value,
         problem.activations.elem(),
         problem.scales.elem(),
     );
@@ -90,19 +90,19 @@ fn check(
     client: &Client,
     problem: &QuantProblem,
     weight: &WeightBuffers,
-) -> Result<LengthsLaunch, KernelError> {
+) -> Result<PortableSizesLaunch, KernelError> {
     problem.expect_addressable()?;
     for dtype in [problem.activations, problem.scales] {
         dtype.expect_on(client)?;
     }
     problem.expect_weight(&weight.as_ref().map(|_, buffer| buffer.len()))?;
     let (k, n, spec) = (problem.k(), problem.n(), problem.spec());
-    let columns = PlainLayout::new(k, n, spec.bits).columns();
-    Ok(LengthsLaunch::new(
+    let columns = PlainLayout::new(k, n, spec.value).columns();
+    Ok(PortableSizesLaunch::new(
         problem.m,
         n,
         k,
         columns,
-        spec.group.rows(k),
+        spec.scales.group.rows(k),
     ))
 }

@@ -1,7 +1,7 @@
 use super::pipeline::{PipelineState, fill_ahead, meet_producer, produce};
-use super::producer::{Producer, Source};
+use super::producer::{Producer, ProducerAddresses};
 use super::warpgroup;
-use crate::overlap::{start_next, wait};
+use crate::pdl::{launch_dependents, wait};
 use crate::ptx::{
     F4, bar_warp_sync, cluster_wait, global_address, global_address_mut, setmaxnreg_dec,
     setmaxnreg_inc, shared_address, tensormap_address,
@@ -10,12 +10,12 @@ use crate::tile::cluster::Receiver;
 use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
 use crate::tile::fragment::stored_ones;
-use crate::tile::lengths::Lengths;
+use crate::tile::sizes::TileSizes;
 use crate::tile::stripe::{TilePart, tile_place, units_of_block};
 use cubecl::prelude::*;
 
-/// Registers per thread of a producer that gives registers away, and of the two warpgroups that
-/// multiply. The total is that of three warpgroups with 168 registers.
+/// The registers per thread of a producer that gives registers away, and of the two warpgroups that
+/// multiply. The total is that of three warpgroups with 168 registers per thread.
 const PRODUCER_REGISTERS: usize = 24;
 const CONSUMER_REGISTERS: usize = 240;
 
@@ -26,20 +26,20 @@ const CONSUMER_REGISTERS: usize = 240;
 /// The product is computed transposed: matrix A holds 64 columns of the weight, and B the rows of
 /// activations of a tile.
 #[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
-pub(super) fn matmul<F: Float>(
+pub(crate) fn matmul<F: Float>(
     x: TensorMap<F, Tiled>,
-    words: &[u32],
+    qweight: &[u32],
     metadata: ComptimeOption<&[u32]>,
     scales: &[F],
     zero_points: ComptimeOption<&[u32]>,
     bias: ComptimeOption<&[F]>,
     out: &mut [F],
     workspace: &mut [u64],
-    lengths: Lengths,
+    sizes: TileSizes,
     #[comptime] config: Config,
     #[define(F)] _dtype: ElemType,
 ) {
-    start_next(true);
+    launch_dependents(true);
     let shared = Shared::<[u32]>::new_aligned_slice(
         comptime!(config.tile.stages * config.stage_bytes() / 4),
         comptime!(config.alignment().max(128)),
@@ -54,9 +54,9 @@ pub(super) fn matmul<F: Float>(
         shared_address::<u32>(&shared),
         shared_address::<u64>(&barriers),
     );
-    let source = Source {
+    let source = ProducerAddresses {
         x_map: tensormap_address::<F>(&x),
-        words: global_address::<u32>(words),
+        qweight: global_address::<u32>(qweight),
         metadata: #[comptime]
         match metadata {
             ComptimeOption::Some(metadata) => global_address::<u32>(metadata),
@@ -70,7 +70,7 @@ pub(super) fn matmul<F: Float>(
         },
     };
     let receiver = Receiver::new(config);
-    let (start, end) = units_of_block(&lengths, config);
+    let (start, end) = units_of_block(&sizes, config);
     if comptime!(!config.tile.is_clustered()) && start == end {
         wait(true);
         terminate!();
@@ -79,9 +79,9 @@ pub(super) fn matmul<F: Float>(
     // Consumers first wait for the phase of parity 0, and the producer for the phase of parity 1,
     // which counts as complete.
     let mut state = PipelineState::first(stages, barriers, 0u32.runtime());
-    let mut part = TilePart::last(&lengths, start, end);
+    let mut part = TilePart::last(&sizes, start, end);
     let first = PipelineState::first(stages, barriers, 1u32.runtime());
-    let mut producer = Producer::new(first, start, end, &lengths, config);
+    let mut producer = Producer::new(first, start, end, &sizes, config);
     // After the broadcast from lane 0 the compiler knows that the value is uniform in a warp, and
     // keeps values that the lanes share in uniform registers.
     let warp = plane_broadcast(UNIT_POS_X / 32, 0u32);
@@ -91,7 +91,7 @@ pub(super) fn matmul<F: Float>(
                 setmaxnreg_dec(PRODUCER_REGISTERS);
             }
             if warp == comptime!(config.tile.warps() as u32) {
-                produce(&mut producer, end, &source, &lengths, config);
+                produce(&mut producer, end, &source, &sizes, config);
             }
             if comptime!(config.tile.is_clustered()) {
                 bar_warp_sync();
@@ -106,36 +106,36 @@ pub(super) fn matmul<F: Float>(
         wait(true);
     } else {
         wait(true);
-        fill_ahead(&mut producer, warp, &source, &lengths, config);
+        fill_ahead(&mut producer, warp, &source, &sizes, config);
     }
 
     let workspace = global_address_mut::<u64>(workspace);
     warpgroup::declare(config);
     let mut sums = Array::<F4>::new(comptime!(config.tile.sub_tiles() * config.tile.batch_tiles));
     let ones = stored_ones(true, config);
-    let mut to_multiply = end - start + lengths.waves * lengths.depth;
+    let mut to_multiply = end - start + sizes.waves * sizes.depth;
     while to_multiply > 0 {
         #[unroll]
         for i in 0..comptime!(config.tile.sub_tiles() * config.tile.batch_tiles) {
             sums[i] = F4::new(0.0);
         }
-        if comptime!(!config.multiplies_stored()) {
+        if comptime!(!config.multiplies_subnormals()) {
             warpgroup::clear(config);
         }
         // Chunks of the tile along N. If the tile extends beyond N, some warps have no chunk.
         let chunk_n =
-            tile_place(part.tile, &lengths, config).0 * comptime!(config.tile.chunks_n() as u32);
+            tile_place(part.tile, &sizes, config).0 * comptime!(config.tile.chunks_n() as u32);
         let chunks = min(
-            lengths.chunks_n - chunk_n,
+            sizes.chunks_n - chunk_n,
             comptime!(config.tile.chunks_n() as u32),
         );
         state.agree();
         for step in part.first..part.end {
             if comptime!(!config.has_producer()) {
-                producer.share(warp, &source, &lengths, config);
+                producer.share(warp, &source, &sizes, config);
             }
             if comptime!(config.tile.is_sparse()) {
-                warpgroup::multiply_sparse(&state, warp, chunks, &lengths.masks, config);
+                warpgroup::multiply_sparse(&state, warp, chunks, &sizes.masks, config);
             } else {
                 warpgroup::multiply(
                     &state,
@@ -144,7 +144,7 @@ pub(super) fn matmul<F: Float>(
                     &part,
                     ones,
                     &mut sums,
-                    &lengths.masks,
+                    &sizes.masks,
                     config,
                 );
             }
@@ -160,10 +160,10 @@ pub(super) fn matmul<F: Float>(
             out,
             workspace,
             &part,
-            &lengths,
+            &sizes,
             config,
         );
         to_multiply -= part.end - part.first;
-        part.next(&lengths, start, config);
+        part.next(&sizes, start, config);
     }
 }

@@ -10,10 +10,10 @@
 //!
 //! For many rows of activations a tile has 128 rows. Each converted weight is then multiplied with
 //! twice as many rows as in tiles of 64, and while one warpgroup converts, the other multiplies. A
-//! warp has 32 columns, half a chunk. Whole tiles are visited in waves, and only the last tiles are
-//! divided into stripes (`tile/stripe.rs`). Llama 2 7B's qkv projection at M = 4096 on an H200, in
-//! TFLOP/s: 514 in tiles of 64 rows, 597 in tiles of 128, 746 with the producer's registers given
-//! to the consumers, and with waves.
+//! warp has 32 columns, half a chunk. Whole tiles are computed in waves, and only the last tiles
+//! are divided into stripes (`tile/stripe.rs`). Llama 2 7B's qkv projection at M = 4096 on an H200,
+//! in TFLOP/s: 514 in tiles of 64 rows, 597 in tiles of 128, 746 with the producer's registers
+//! given to the consumers, and with waves.
 //!
 //! If there are few tiles, each is computed by a cluster of blocks, which split its K
 //! (`tile/cluster.rs`). With 64 rows on an H100, the overhead of a launch beyond its products is
@@ -35,7 +35,6 @@
 //! | `warpgroup` | the products of a step |
 
 mod kernel;
-mod launch;
 mod pipeline;
 mod producer;
 #[cfg(feature = "inspect")]
@@ -46,6 +45,6 @@ mod source;
 )]
 mod warpgroup;
 
-pub(crate) use launch::launch;
+pub(crate) use kernel::matmul;
 #[cfg(feature = "inspect")]
 pub use source::source;

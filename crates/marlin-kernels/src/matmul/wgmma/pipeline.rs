@@ -26,15 +26,15 @@
 //! ends once that phase is complete. Consumers start with parity 0 and the producer with 1: the
 //! phase before a barrier's first one counts as complete, which marks the stages as empty.
 
-use super::producer::{Operand, Producer, Source};
-use crate::overlap::wait;
+use super::producer::{Operand, Producer, ProducerAddresses};
+use crate::pdl::wait;
 use crate::ptx::{
     bar_arrive, bar_sync, bar_warp_sync, elect_sync, fence_proxy_async, lane, mbarrier_arrive,
     mbarrier_init, mbarrier_wait_parity_warp, opaque, prefetch_tensormap,
 };
 use crate::tile::config::{BARRIER_BYTES, Config};
-use crate::tile::lengths::Lengths;
 use crate::tile::outputs::CONSUMERS;
+use crate::tile::sizes::TileSizes;
 use cubecl::prelude::*;
 
 /// A position in the ring of stages: a stage, its barriers, and the parity of the phase to wait
@@ -135,8 +135,8 @@ fn set_up(barriers: u32, #[comptime] config: Config) {
 pub(super) fn produce(
     producer: &mut Producer,
     end: u32,
-    source: &Source,
-    lengths: &Lengths,
+    source: &ProducerAddresses,
+    sizes: &TileSizes,
     #[comptime] config: Config,
 ) {
     let elected = elect_sync();
@@ -154,25 +154,25 @@ pub(super) fn produce(
             producer.state.barriers,
             producer.state.parity,
         );
-        let mut ahead = Producer::new(first, producer.start, end, lengths, config);
+        let mut ahead = Producer::new(first, producer.start, end, sizes, config);
         let mut filled = 0u32.runtime();
         while ahead.left > 0 && filled < comptime!(config.tile.stages as u32) {
             ahead.expect_bytes(config);
-            ahead.start_all(source, lengths, Operand::Weight, config);
-            ahead.next(lengths, config);
+            ahead.start_all(source, sizes, Operand::Weight, config);
+            ahead.next(sizes, config);
             filled = opaque(filled + 1);
         }
         wait(true);
         while filled > 0 {
-            producer.start_all(source, lengths, Operand::Activations, config);
-            producer.next(lengths, config);
+            producer.start_all(source, sizes, Operand::Activations, config);
+            producer.next(sizes, config);
             filled = opaque(filled - 1);
         }
         while producer.left > 0 {
             producer.wait_empty();
             producer.expect_bytes(config);
-            producer.start_all(source, lengths, Operand::Both, config);
-            producer.next(lengths, config);
+            producer.start_all(source, sizes, Operand::Both, config);
+            producer.next(sizes, config);
         }
     }
 }
@@ -189,8 +189,8 @@ pub(super) fn meet_producer(#[comptime] config: Config) {
 pub(super) fn fill_ahead(
     producer: &mut Producer,
     warp: u32,
-    source: &Source,
-    lengths: &Lengths,
+    source: &ProducerAddresses,
+    sizes: &TileSizes,
     #[comptime] config: Config,
 ) {
     if warp == 0 && elect_sync() {
@@ -200,7 +200,7 @@ pub(super) fn fill_ahead(
     sync_cube();
     let mut filled = 0u32.runtime();
     while filled != comptime!(config.tile.stages as u32 - 2) {
-        producer.share(warp, source, lengths, config);
+        producer.share(warp, source, sizes, config);
         filled = opaque(filled + 1);
     }
 }

@@ -9,17 +9,17 @@ use crate::tile::config::{
     ATOM_K, ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES,
 };
 use crate::tile::fragment::group_of;
-use crate::tile::lengths::Lengths;
+use crate::tile::sizes::TileSizes;
 use crate::tile::stripe::{TilePart, tile_place, weight_chunk};
 use cubecl::prelude::*;
 
 /// Global addresses of the operands.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Source {
+pub(super) struct ProducerAddresses {
     /// The tensor map of activations.
     pub x_map: u64,
     /// Packed values.
-    pub words: u64,
+    pub qweight: u64,
     /// Metadata of a 2:4 weight.
     pub metadata: u64,
     /// Scales.
@@ -62,41 +62,41 @@ impl Producer {
         first: PipelineState,
         start: u32,
         end: u32,
-        lengths: &Lengths,
+        sizes: &TileSizes,
         #[comptime] config: Config,
     ) -> Producer {
         let mut producer = Producer {
             start,
             state: first,
-            part: TilePart::last(lengths, start, end),
-            left: end - start + lengths.waves * lengths.depth,
+            part: TilePart::last(sizes, start, end),
+            left: end - start + sizes.waves * sizes.depth,
             chunk_n: 0u32.runtime(),
             chunks: 0u32.runtime(),
             row: 0u32.runtime(),
         };
-        producer.enter(lengths, config);
+        producer.enter(sizes, config);
         producer
     }
 
     /// Computes the position of the current tile.
-    fn enter(&mut self, lengths: &Lengths, #[comptime] config: Config) {
-        let (column, row_block) = tile_place(self.part.tile, lengths, config);
-        self.chunk_n = weight_chunk(column, 0u32.runtime(), lengths, config);
+    fn enter(&mut self, sizes: &TileSizes, #[comptime] config: Config) {
+        let (column, row_block) = tile_place(self.part.tile, sizes, config);
+        self.chunk_n = weight_chunk(column, 0u32.runtime(), sizes, config);
         self.chunks = min(
-            lengths.chunks_n - self.chunk_n,
+            sizes.chunks_n - self.chunk_n,
             comptime!(config.tile.chunks_n() as u32),
         );
         self.row = row_block * comptime!(config.tile.rows() as u32);
     }
 
     /// Advances to the next step.
-    pub fn next(&mut self, lengths: &Lengths, #[comptime] config: Config) {
+    pub fn next(&mut self, sizes: &TileSizes, #[comptime] config: Config) {
         self.state.next(config);
         self.left = opaque(self.left - 1);
         self.part.first += 1;
         if self.part.first == self.part.end {
-            self.part.next(lengths, self.start, config);
-            self.enter(lengths, config);
+            self.part.next(sizes, self.start, config);
+            self.enter(sizes, config);
         }
     }
 
@@ -106,8 +106,8 @@ impl Producer {
     pub fn share(
         &mut self,
         warp: u32,
-        source: &Source,
-        lengths: &Lengths,
+        source: &ProducerAddresses,
+        sizes: &TileSizes,
         #[comptime] config: Config,
     ) {
         if self.left > 0 {
@@ -124,21 +124,21 @@ impl Producer {
                         warp / warps_n,
                         warp % warps_n,
                         source,
-                        lengths,
+                        sizes,
                         Operand::Both,
                         config,
                     );
                 }
             }
-            self.next(lengths, config);
+            self.next(sizes, config);
         }
     }
 
     /// Starts the copies of a step.
     pub fn start_all(
         &self,
-        source: &Source,
-        lengths: &Lengths,
+        source: &ProducerAddresses,
+        sizes: &TileSizes,
         #[comptime] operand: Operand,
         #[comptime] config: Config,
     ) {
@@ -146,7 +146,7 @@ impl Producer {
         for warp_k in 0..comptime!(config.tile.warps_k as u32) {
             #[unroll]
             for part in 0..comptime!(CHUNK_STEPS as u32) {
-                self.start(warp_k, part, source, lengths, operand, config);
+                self.start(warp_k, part, source, sizes, operand, config);
             }
         }
     }
@@ -175,8 +175,8 @@ impl Producer {
         &self,
         warp_k: u32,
         part: u32,
-        source: &Source,
-        lengths: &Lengths,
+        source: &ProducerAddresses,
+        sizes: &TileSizes,
         #[comptime] operand: Operand,
         #[comptime] config: Config,
     ) {
@@ -188,7 +188,7 @@ impl Producer {
         } else {
             step * comptime!(config.tile.warps_k as u32) + warp_k
         };
-        let chunk = min(chunk_k, lengths.chunks_k - 1);
+        let chunk = min(chunk_k, sizes.chunks_k - 1);
         if comptime!(operand != Operand::Weight) && part == 0 {
             let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
             let atoms = comptime!((config.tile.chunk_rows() / ATOM_K) as u32);
@@ -210,10 +210,10 @@ impl Producer {
                 let to = stage + (warp_k * rows + row) * comptime!(chunks_n * TILE_BYTES as u32);
                 self.copy_row(
                     to,
-                    source.words,
+                    source.qweight,
                     chunk * rows + row,
                     TILE_BYTES as u32,
-                    lengths,
+                    sizes,
                     config,
                 );
             }
@@ -228,7 +228,7 @@ impl Producer {
                     source.metadata,
                     row,
                     TILE_BYTES as u32,
-                    lengths,
+                    sizes,
                     config,
                 );
             }
@@ -240,12 +240,12 @@ impl Producer {
                 if comptime!(config.grouped()) && part == 1 {
                     let bytes = comptime!(CHUNK_N as u32 * 2);
                     let to = comptime!(config.scales_offset() as u32) + at * bytes;
-                    self.copy_row(stage + to, source.scales, group, bytes, lengths, config);
+                    self.copy_row(stage + to, source.scales, group, bytes, sizes, config);
                 }
                 if comptime!(config.zero_points) && part == 2 {
                     let bytes = comptime!(config.group_zeros_bytes() as u32);
                     let to = comptime!(config.zeros_offset() as u32) + at * bytes;
-                    self.copy_row(stage + to, source.zeros, group, bytes, lengths, config);
+                    self.copy_row(stage + to, source.zeros, group, bytes, sizes, config);
                 }
             }
         }
@@ -260,13 +260,13 @@ impl Producer {
         start: u64,
         row: u32,
         #[comptime] bytes: u32,
-        lengths: &Lengths,
+        sizes: &TileSizes,
         #[comptime] config: Config,
     ) {
-        let first = u64::cast_from(row * lengths.chunks_n + self.chunk_n);
+        let first = u64::cast_from(row * sizes.chunks_n + self.chunk_n);
         if comptime!(config.is_gated()) {
             let half = comptime!(config.tile.chunks_n() as u32 / 2 * bytes);
-            let ups = first + u64::cast_from(lengths.chunks_n / 2);
+            let ups = first + u64::cast_from(sizes.chunks_n / 2);
             cp_async_bulk(
                 to,
                 start + first * comptime!(bytes as u64),

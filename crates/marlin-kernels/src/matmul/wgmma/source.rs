@@ -1,7 +1,7 @@
 use super::kernel::matmul::Matmul;
-use crate::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
+use crate::inspect::{KernelSource, buffer, cuda_text, optional, properties, settings, target};
 use crate::tile::Config;
-use crate::tile::lengths::compiled_lengths;
+use crate::tile::sizes::compiled_lengths;
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
@@ -9,8 +9,8 @@ use cubecl_runtime::compiler::CompilationError;
 /// for 9.0).
 ///
 /// # Errors
-/// Returns CubeCL's error if it refuses the kernel.
-pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
+/// Returns the compilation error if CubeCL refuses the kernel.
+pub fn source(config: &Config, capability: u32) -> Result<KernelSource, CompilationError> {
     let kernel = Matmul::new(
         settings(config.block_threads(), ExecutionMode::Unchecked),
         properties(capability),

@@ -19,19 +19,19 @@ use crate::tile::config::{
 use crate::tile::fragment::{
     Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile,
 };
-use crate::tile::lengths::NibbleMasks;
+use crate::tile::sizes::NibbleMasks;
 use crate::tile::stripe::TilePart;
 use cubecl::prelude::*;
 
 impl Config {
-    /// Number of accumulators of four registers each, in the order of `fragment.rs`. The
-    /// accumulators of the products come first; if stored values are multiplied directly, those of
-    /// the activations' sums follow.
+    /// Returns the number of accumulators of four registers each, in the order of `fragment.rs`.
+    /// The accumulators of the products come first; if stored values are multiplied directly, those
+    /// of the activations' sums follow.
     fn accumulators(&self) -> usize {
-        self.tile.batch_tiles * (self.tile.sub_tiles() + usize::from(self.multiplies_stored()))
+        self.tile.batch_tiles * (self.tile.sub_tiles() + usize::from(self.multiplies_subnormals()))
     }
 
-    /// Index of the first accumulator of the activations' sums.
+    /// Returns the index of the first accumulator of the activations' sums.
     fn x_sums(&self) -> usize {
         self.tile.sub_tiles() * self.tile.batch_tiles
     }
@@ -68,7 +68,7 @@ fn accumulator(#[comptime] i: usize) -> F4 {
 #[cube]
 pub(super) fn end(sums: &mut Array<F4>, #[comptime] config: Config) {
     wgmma_wait_group(0usize);
-    if comptime!(!config.multiplies_stored()) {
+    if comptime!(!config.multiplies_subnormals()) {
         #[unroll]
         for i in 0..comptime!(config.tile.sub_tiles() * config.tile.batch_tiles) {
             sums[i] = accumulator(i);
@@ -98,7 +98,8 @@ fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
     }
 }
 
-/// Bytes of a row of tiles of words in a stage; a row has the tiles of all chunks along N.
+/// Returns the number of bytes of a row of tiles of words in a stage; a row has the tiles of all
+/// chunks along N.
 #[cube]
 fn words_row(#[comptime] config: Config) -> comptime_type!(u32) {
     comptime!(config.tile.chunks_n() as u32 * TILE_BYTES as u32)
@@ -232,7 +233,7 @@ pub(super) fn multiply(
             #[unroll]
             for j in 0..config.tile.sub_tiles() {
                 let words = sub_tile(&a_words, step, j, config);
-                a[j] = if comptime!(config.multiplies_stored()) {
+                a[j] = if comptime!(config.multiplies_subnormals()) {
                     stored(words.0, masks, true, config)
                 } else {
                     dequantize(words, &group, masks, j, config)
@@ -240,7 +241,7 @@ pub(super) fn multiply(
             }
             wgmma_b(descriptor + comptime!(2 * step as u32));
             wgmma_fence();
-            let starts = comptime!(config.multiplies_stored() && in_half == 0);
+            let starts = comptime!(config.multiplies_subnormals() && in_half == 0);
             #[unroll]
             for j in 0..config.tile.sub_tiles() {
                 let sums = comptime!(4 * config.tile.batch_tiles);
@@ -252,7 +253,7 @@ pub(super) fn multiply(
                     config.bf16,
                 );
             }
-            if comptime!(config.multiplies_stored()) {
+            if comptime!(config.multiplies_subnormals()) {
                 wgmma(
                     ones,
                     comptime!(4 * config.x_sums()),
@@ -267,7 +268,7 @@ pub(super) fn multiply(
                 state.release_last();
             }
         }
-        if comptime!(config.multiplies_stored()) {
+        if comptime!(config.multiplies_subnormals()) {
             if comptime!(half + 1 < config.groups_in_chunk()) || ends_group {
                 add_group(sums, &group, config);
             }
@@ -275,8 +276,8 @@ pub(super) fn multiply(
     }
 }
 
-/// [`multiply`] of a 2:4 weight, by `wgmma.sp`: 128 rows of K, of which 64 are stored, in four
-/// steps of 32.
+/// Adds products like [`multiply`], for a 2:4 weight, by `wgmma.sp`: 128 rows of K, of which 64 are
+/// stored, in four steps of 32.
 ///
 /// `chunks` is the number of the tile's chunks along N. Beyond them the stage is uninitialised, and
 /// the result of `wgmma.sp` is not defined for all metadata. A warp without a chunk therefore uses

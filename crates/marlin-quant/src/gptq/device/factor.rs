@@ -6,7 +6,7 @@ use crate::gptq::Layer;
 use crate::hessian::read;
 use crate::product::{panels, product};
 use burn::tensor::{DType, Int, Tensor, TensorData, s};
-use burn_marlin::device::apart;
+use burn_marlin::device::with_dedicated_memory;
 use std::ops::Range;
 
 /// The number of features in a block of the factor.
@@ -52,7 +52,7 @@ pub(super) fn inverse_factor(
 /// Returns the Hessian with its features in `order`.
 fn ordered(hessian: &Tensor<2>, order: &Tensor<1, Int>) -> Tensor<2> {
     let (k, device) = (order.dims()[0], hessian.device());
-    let mut found = apart(&device, || Tensor::empty([k, k], (&device, DType::F32)));
+    let mut found = with_dedicated_memory(&device, || Tensor::empty([k, k], (&device, DType::F32)));
     for rows in panels(0..k, k) {
         let part = hessian
             .clone()
@@ -159,7 +159,7 @@ fn with_inverse(mut matrix: Tensor<2>, start: usize, end: usize) -> Tensor<2> {
 mod tests {
     use super::*;
     use crate::factor::InverseFactor;
-    use crate::tests::{activations, generator};
+    use crate::tests::{activations, rng};
     use crate::{GptqOptions, Hessian, HessianSums};
     use burn::tensor::Device;
     use marlin_format::{GroupSize, QuantSpec};
@@ -168,7 +168,7 @@ mod tests {
     /// features.
     #[test]
     fn the_factor_of_blocks_is_that_of_the_host() {
-        let (k, tokens, mut rng) = (2500, 200, generator());
+        let (k, tokens, mut rng) = (2500, 200, rng());
         let mut rows = activations(tokens, k, &mut rng);
         rows.chunks_exact_mut(k).for_each(|row| row[7] = 0.0);
         let device = Device::flex();

@@ -1,13 +1,13 @@
-//! Python's `json.dumps`.
+//! A JSON writer with the behaviour of Python's `json.dumps`.
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::values::float_text;
 
-/// The filter `tojson` of transformers: `json.dumps` with `ensure_ascii` false by default, and
-/// without the escapes that Jinja's own filter makes for HTML. Takes `ensure_ascii`, `indent`,
-/// `separators` and `sort_keys`, in this order or by name.
+/// Implements the filter `tojson` of transformers: `json.dumps` with `ensure_ascii` false by
+/// default, and without the escapes that Jinja's own filter makes for HTML. Takes `ensure_ascii`,
+/// `indent`, `separators` and `sort_keys`, in this order or by name.
 pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     const NAMES: [&str; 4] = ["ensure_ascii", "indent", "separators", "sort_keys"];
     if args.len() > NAMES.len() {

@@ -1,4 +1,4 @@
-//! Python's methods of texts, lists and dictionaries, except the methods that modify them, which
+//! Python's methods of strings, lists and dictionaries, except methods that modify a value, which
 //! transformers refuses.
 
 use minijinja::formatting::{FormatStyle, format};
@@ -52,12 +52,12 @@ impl Arguments {
         })
     }
 
-    /// The next argument; a value of `none` counts as a missing argument.
+    /// Returns the next argument; a value of `none` counts as a missing argument.
     fn next(&mut self) -> Option<Value> {
         self.positional.next().filter(|value| !value.is_none())
     }
 
-    /// The next argument, which may also be given by name.
+    /// Returns the next argument, which may also be given by name.
     fn next_or(&mut self, name: &str) -> Result<Option<Value>, Error> {
         match (self.positional.next(), &self.named) {
             (Some(value), _) => Ok(Some(value).filter(|value| !value.is_none())),
@@ -76,7 +76,7 @@ impl Arguments {
         self.next().map(i64::try_from).transpose()
     }
 
-    /// The start and end arguments as a range of `length` values, as in a slice.
+    /// Returns the start and end arguments as a range within `length` values, as in a slice.
     fn bounds(&mut self, length: usize) -> Result<std::ops::Range<usize>, Error> {
         let clipped = |bound: i64| {
             let distance = usize::try_from(bound.unsigned_abs()).unwrap_or(usize::MAX);

@@ -17,7 +17,8 @@ use minijinja::{Environment, Error, ErrorKind as TemplateErrorKind, context};
 #[derive(Debug)]
 pub(super) struct Template {
     environment: Environment<'static>,
-    /// The tokens that the template may name, such as `bos_token`.
+    /// The names of the special tokens that the template may use, such as `bos_token`, and their
+    /// texts.
     special_tokens: BTreeMap<String, String>,
 }
 
@@ -100,12 +101,12 @@ impl Template {
     }
 }
 
-/// The function `raise_exception`, with which templates refuse a conversation.
+/// Implements the function `raise_exception`, with which templates refuse a conversation.
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(TemplateErrorKind::InvalidOperation, message))
 }
 
-/// The function `strftime_now`: Python's `datetime.now().strftime`.
+/// Implements the function `strftime_now`: Python's `datetime.now().strftime`.
 fn strftime_now(format: &str) -> Result<String, Error> {
     let text = jiff::fmt::strtime::format(format, &jiff::Zoned::now());
     text.map_err(|error| {

@@ -1,4 +1,4 @@
-//! Rewrites template texts for minijinja, where its syntax differs from Jinja's.
+//! Conversion of templates from Jinja's syntax to minijinja's where they differ.
 //!
 //! | Jinja | minijinja |
 //! |---|---|
@@ -61,7 +61,7 @@ fn rewrite_tag(text: &str, out: &mut String) -> usize {
     end
 }
 
-/// The number of bytes up to the tag that ends a raw block.
+/// Returns the number of bytes up to the tag that ends a raw block.
 fn raw_length(text: &str) -> usize {
     let ends = text.match_indices("{%").find(|(start, _)| {
         text[start + 2..]
@@ -88,8 +88,8 @@ struct Token {
     end: usize,
 }
 
-/// The tokens of the tag that `text` begins with, and the position of the tag's end; `None` if the
-/// tag does not end.
+/// Returns the tokens of the tag that `text` begins with, and the position of the tag's end; `None`
+/// if the tag does not end.
 fn tokens(text: &str) -> Option<(Vec<Token>, usize)> {
     let (bytes, close) = (
         text.as_bytes(),
@@ -146,7 +146,8 @@ fn tokens(text: &str) -> Option<(Vec<Token>, usize)> {
     }
 }
 
-/// The number of bytes of a quoted text, with its quotes.
+/// Returns the number of bytes of a quoted string, with its quotes; `None` if the string does not
+/// end.
 fn text_length(text: &str, quote: char) -> Option<usize> {
     let mut characters = text.char_indices().skip(1);
     while let Some((at, character)) = characters.next() {
@@ -159,7 +160,7 @@ fn text_length(text: &str, quote: char) -> Option<usize> {
     None
 }
 
-/// The number of bytes of a numeric literal: `1_000`, `0x1f`, `1.5`, `1e-5`.
+/// Returns the number of bytes of a numeric literal: `1_000`, `0x1f`, `1.5`, `1e-5`.
 fn number_length(text: &str) -> usize {
     let bytes = text.as_bytes();
     let digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
@@ -270,7 +271,7 @@ fn rewrite_expressions(text: &str, tokens: &[Token], end: usize, out: &mut Strin
             }
             (Kind::Operator, "-" | "+") if !level.operand => begin(&mut level, gap, out),
             (Kind::Operator, _) => level.end(out),
-            // Adjacent texts are one operand.
+            // Adjacent strings are one operand.
             (Kind::Text, _) if level.operand && kind_before == Kind::Text => {}
             (Kind::Name | Kind::Number | Kind::Text, _) => {
                 if level.operand {

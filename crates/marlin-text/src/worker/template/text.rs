@@ -1,4 +1,4 @@
-//! Operations on texts, with the behaviour of Python's `str`.
+//! Operations on strings, with the behaviour of Python's `str`.
 
 use std::ops::Range;
 use std::sync::LazyLock;

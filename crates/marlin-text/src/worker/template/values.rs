@@ -1,4 +1,4 @@
-//! Formatting of values and filters as in Python, where minijinja differs.
+//! Filters, and the formatting of values, as in Python where minijinja differs.
 
 use std::fmt::Write;
 
@@ -10,8 +10,8 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-/// Python's `str` of a float: the shortest digits that are read back as the same number, with an
-/// exponent below 0.0001 and from 1e16 on.
+/// Returns Python's `str` of a float: the shortest digits that are read back as the same number,
+/// with an exponent below 0.0001 and from 1e16 on.
 pub(super) fn float_text(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
@@ -33,7 +33,7 @@ pub(super) fn float_text(number: f64) -> String {
     }
 }
 
-/// Python's `str` of a value.
+/// Returns Python's `str` of a value.
 pub(super) fn text(value: &Value) -> String {
     match value.kind() {
         ValueKind::Number | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => repr(value),
@@ -41,7 +41,7 @@ pub(super) fn text(value: &Value) -> String {
     }
 }
 
-/// Python's `repr` of a value.
+/// Returns Python's `repr` of a value.
 fn repr(value: &Value) -> String {
     match value.kind() {
         ValueKind::Number if !value.is_integer() => {
@@ -88,7 +88,7 @@ pub(super) fn write(
     written.map_err(|error| Error::new(ErrorKind::WriteFailure, error.to_string()))
 }
 
-/// The filter `string`.
+/// Implements the filter `string`.
 pub(super) fn string(value: &Value) -> Value {
     if value.as_str().is_some() {
         value.clone()
@@ -97,7 +97,7 @@ pub(super) fn string(value: &Value) -> Value {
     }
 }
 
-/// The filters `length` and `count`. An undefined value has a length of 0.
+/// Implements the filters `length` and `count`. An undefined value has a length of 0.
 pub(super) fn length(value: &Value) -> Result<usize, Error> {
     match value.kind() {
         ValueKind::Undefined => Ok(0),
@@ -107,7 +107,7 @@ pub(super) fn length(value: &Value) -> Result<usize, Error> {
     }
 }
 
-/// The filter `first`.
+/// Implements the filter `first`.
 pub(super) fn first(value: &Value) -> Result<Value, Error> {
     if value.is_undefined() {
         Ok(Value::UNDEFINED)
@@ -116,7 +116,7 @@ pub(super) fn first(value: &Value) -> Result<Value, Error> {
     }
 }
 
-/// The filter `last`.
+/// Implements the filter `last`.
 pub(super) fn last(value: Value) -> Result<Value, Error> {
     if value.is_undefined() {
         Ok(Value::UNDEFINED)
@@ -125,7 +125,7 @@ pub(super) fn last(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The filter `items`. An undefined value has no items.
+/// Implements the filter `items`. An undefined value has no items.
 pub(super) fn items(value: &Value) -> Result<Value, Error> {
     if value.is_undefined() {
         Ok(Value::from(Vec::<Value>::new()))
@@ -134,7 +134,7 @@ pub(super) fn items(value: &Value) -> Result<Value, Error> {
     }
 }
 
-/// The filter `join`.
+/// Implements the filter `join`.
 pub(super) fn join(
     values: &Value,
     separator: Option<String>,
@@ -156,7 +156,7 @@ pub(super) fn join(
     Ok(texts?.join(&separator))
 }
 
-/// The filter `replace`, for all occurrences or the first `count`.
+/// Implements the filter `replace`, for all occurrences or the first `count`.
 pub(super) fn replace(value: &Value, old: String, new: String, count: Option<i64>) -> String {
     match count.and_then(|count| usize::try_from(count).ok()) {
         Some(count) => text(value).replacen(&old, &new, count),
@@ -164,7 +164,7 @@ pub(super) fn replace(value: &Value, old: String, new: String, count: Option<i64
     }
 }
 
-/// The filter `int`. A value that is not a number becomes the default.
+/// Implements the filter `int`. A value that is not a number becomes the default.
 pub(super) fn int(
     value: &Value,
     default: Option<Value>,
@@ -213,7 +213,7 @@ pub(super) fn int(
     })
 }
 
-/// The filter `float`. A value that is not a number becomes the default.
+/// Implements the filter `float`. A value that is not a number becomes the default.
 pub(super) fn float(value: &Value, default: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let default = default
         .or(kwargs.get("default")?)
@@ -234,7 +234,7 @@ pub(super) fn float(value: &Value, default: Option<Value>, kwargs: Kwargs) -> Re
     })
 }
 
-/// The tests `sequence` and `iterable`. They are true for an undefined value, too.
+/// Implements the tests `sequence` and `iterable`, which are true also for an undefined value.
 pub(super) fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
@@ -246,7 +246,7 @@ pub(super) fn is_sequence(value: &Value) -> bool {
     )
 }
 
-/// The filters `escape` and `e`. Values that are already safe stay unchanged.
+/// Implements the filters `escape` and `e`. Values that are already safe stay unchanged.
 pub(super) fn escape(value: &Value) -> Value {
     if value.is_safe() {
         value.clone()
@@ -255,7 +255,7 @@ pub(super) fn escape(value: &Value) -> Value {
     }
 }
 
-/// The filter `forceescape`.
+/// Implements the filter `forceescape`.
 pub(super) fn force_escape(value: &Value) -> Value {
     let mut escaped = String::new();
     for character in text(value).chars() {
@@ -271,7 +271,7 @@ pub(super) fn force_escape(value: &Value) -> Value {
     Value::from_safe_string(escaped)
 }
 
-/// The operator `%`: the remainder of numbers, or the format of a text.
+/// Implements the operator `%`: the remainder of numbers, or the formatting of a string.
 pub(super) fn modulo(left: &Value, right: &Value) -> Result<Value, Error> {
     if let Some(pattern) = left.as_str() {
         return formatted(pattern, right).map(Value::from);
@@ -316,7 +316,7 @@ pub(super) fn modulo(left: &Value, right: &Value) -> Result<Value, Error> {
     Ok(i64::try_from(rest).map_or_else(|_| rest.into(), Value::from))
 }
 
-/// Formats a text with the values on the right side of `%`: the elements of a tuple, or a single
+/// Formats a string with the values on the right side of `%`: the elements of a tuple, or a single
 /// value.
 fn formatted(pattern: &str, values: &Value) -> Result<String, Error> {
     let values: Vec<Value> = if values.is_tuple() {

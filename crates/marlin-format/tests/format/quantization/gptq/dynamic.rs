@@ -1,4 +1,4 @@
-//! The patterns of `dynamic`: which of them counts, and those that are refused.
+//! Tests of the patterns of `dynamic`: their precedence, and the patterns that are refused.
 
 use marlin_format::checkpoint::{ConfigError, Quantization};
 use serde_json::{Value, json};
@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::auto_gptq;
 use crate::quantization::{changed, expect_layers, try_read};
 
-/// As GPTQModel writes it, with some layers in 8 bits and some as they were. The order of `dynamic`
-/// counts.
+/// A config as written by GPTQModel, with some layers in 8 bits and some not quantised. The order
+/// of the entries in `dynamic` matters.
 const GPTQ_MODEL: &str = r#"{ "quantization_config": {
     "bits": 4, "checkpoint_format": "gptq_v2", "desc_act": false, "format": "gptq_v2", "group_size": 128, "lm_head": true,
     "meta": { "act_group_aware": true, "damp_percent": 0.05, "quantizer": ["gptqmodel:4.2.5"], "uri": "https://github.com/modelcloud/gptqmodel" },
@@ -41,7 +41,8 @@ fn of_dynamic_the_first_pattern_that_matches_counts() {
             ("model.layers.2.mlp.down_proj", "gptq v2 int4 channel"),
             ("model.layers.3.mlp.down_proj", "gptq v2 int4 g128"),
             ("model.layers.10.mlp.down_proj", "gptq v2 int4 g128"),
-            // Patterns match from the start; of one key twice in an object, the later counts.
+            // Patterns match from the start of a name. Of two entries with the same key, the later
+            // one takes effect.
             ("layers.2.mlp.down_proj", "gptq v1 int4 g128"),
             ("lm_head", "gptq v2 int4 g128"),
         ],

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 pub struct Avx2(());
 
 impl Avx2 {
-    /// Returns a value if this processor has the instructions.
+    /// Returns the implementation if this processor has the instructions.
     pub fn detect() -> Option<Self> {
         let has = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 pub struct Avx512(());
 
 impl Avx512 {
-    /// Returns a value if this processor has the instructions.
+    /// Returns the implementation if this processor has the instructions.
     pub fn detect() -> Option<Self> {
         is_x86_feature_detected!("avx512f").then_some(Self(()))
     }

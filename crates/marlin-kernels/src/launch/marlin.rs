@@ -1,0 +1,117 @@
+//! The launch of the Marlin kernels, with `mma.sync` or with `wgmma`.
+
+use super::{Operands, arranged, is_aligned, swizzled_map};
+use crate::matmul::{mma_sync, wgmma};
+use crate::tile::operands::{expect_arranged, expect_operands};
+use crate::tile::sizes::sizes;
+use crate::tile::workspace::Workspace;
+use crate::tile::{Launch, cost, row_length};
+use crate::{Card, Kernel, KernelError, QuantProblem, pdl};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+/// Launches the kernel of a launch's tile.
+pub(super) fn launch(
+    client: &Client,
+    card: &Card,
+    problem: &QuantProblem,
+    launch: &Launch,
+    operands: Operands,
+) -> Result<(), KernelError> {
+    expect_operands(
+        problem,
+        &operands.weight,
+        operands.bias.as_ref(),
+        &operands.out,
+    )?;
+    if !problem.divides_into(launch.tile.columns())
+        || !cost::format(problem).config(launch.tile).takes_epilogue()
+    {
+        return Err(KernelError::Epilogue {
+            problem: problem.to_string(),
+            kernel: Kernel::Marlin(*launch),
+        });
+    }
+    if launch.blocks == 0
+        || launch.tile.is_clustered()
+            && cost::blocks(problem, &launch.tile, card) != Some(launch.blocks)
+    {
+        return Err(KernelError::Blocks {
+            problem: problem.to_string(),
+            tile: launch.tile,
+            blocks: launch.blocks,
+        });
+    }
+    if problem.m == 0 {
+        return Ok(());
+    }
+    let Operands {
+        x,
+        mut weight,
+        bias,
+        out,
+        ..
+    } = operands;
+    let row_permutation = weight.row_permutation.take();
+    let is_arranged =
+        row_permutation.is_none() && row_length(problem.k()) == problem.k() && is_aligned(&x);
+    let x = if is_arranged {
+        x
+    } else {
+        arranged(client, problem, x, row_permutation)?
+    };
+    expect_arranged(problem, &x)?;
+    let config = cost::format(problem).config(launch.tile);
+    let workspace = Workspace::of_stream(client, card).area(problem, &config, launch.blocks)?;
+    let (blocks, threads) = (
+        CubeCount::new_1d(launch.blocks as u32),
+        CubeDim::new_1d(config.block_threads() as u32),
+    );
+    // SAFETY: the buffers' lengths were checked against the lengths from which the kernels derive
+    // their addresses, and the workspace has room for `blocks` parts of tiles.
+    unsafe {
+        if launch.tile.is_wgmma() {
+            let [rows, columns] = [problem.m, row_length(problem.k())];
+            let map = swizzled_map(x, [rows, columns], launch.tile.rows(), problem.activations);
+            wgmma::matmul::launch_unchecked(
+                client,
+                blocks,
+                threads,
+                map.ok_or_else(|| KernelError::Alias {
+                    operand: "activations",
+                    problem: problem.to_string(),
+                })?,
+                weight.qweight,
+                weight.metadata.into(),
+                weight.scales,
+                weight.zero_points.into(),
+                bias.into(),
+                out,
+                workspace,
+                sizes(problem, launch),
+                config,
+                problem.activations.elem(),
+            );
+        } else {
+            mma_sync::matmul::launch_unchecked(
+                client,
+                blocks,
+                threads,
+                x,
+                weight.qweight,
+                weight.metadata.into(),
+                weight.scales,
+                weight.zero_points.into(),
+                bias.into(),
+                out,
+                workspace,
+                sizes(problem, launch),
+                config,
+                pdl::is_supported_by(card.capability),
+                problem.activations.elem(),
+            );
+        }
+    }
+    pdl::make_edge_programmatic(client);
+    Ok(())
+}

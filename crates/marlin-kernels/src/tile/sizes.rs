@@ -1,0 +1,147 @@
+use super::config::{CHUNK_K, CHUNK_N};
+use super::cost::{Launch, Work};
+use crate::QuantProblem;
+use cubecl::prelude::*;
+use cubecl::std::FastDivmod;
+
+/// The compilation argument of a divisor that the host precomputes.
+#[cfg(feature = "inspect")]
+type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
+
+/// The sizes of a problem as the tile kernels see them. Derived values are computed on the host,
+/// and divisors as multipliers: the first loads are issued that much sooner.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct TileSizes {
+    /// Rows of activations.
+    pub m: u32,
+    /// Output features; with SwiGLU, half of the weight's columns.
+    pub n: u32,
+    /// Input features, a multiple of 8.
+    pub k: u32,
+    /// Columns of chunks of the weight: N / 64, rounded up.
+    pub chunks_n: u32,
+    /// Rows of chunks of the weight: stored rows / 64, rounded up.
+    pub chunks_k: u32,
+    /// Blocks of rows of activations.
+    pub row_blocks: u32,
+    /// The divisor for divisions by `row_blocks`.
+    pub by_row_blocks: FastDivmod<u32>,
+    /// Output tiles along N.
+    pub columns: u32,
+    /// Steps of K in a tile.
+    pub depth: u32,
+    /// The divisor for divisions by `depth`.
+    pub by_depth: FastDivmod<u32>,
+    /// The number of output tiles that are divided into stripes; these are the first tiles.
+    pub striped: u32,
+    /// The number of waves of the other tiles. Each block computes one tile in a wave.
+    pub waves: u32,
+    /// The minimum number of units of work in the stripe of a block.
+    pub units_each: u32,
+    /// The number of blocks, from the first on, whose stripe has one more unit.
+    pub blocks_with_one_more: u32,
+    /// Masks that select nibbles of a word.
+    pub masks: NibbleMasks,
+}
+
+/// Masks of the lowest nibble, and of the second lowest nibble, of both halves of a word. They are
+/// kernel arguments because the compiler would load a constant anew for every word.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct NibbleMasks {
+    /// The mask 0x000f000f of the lowest nibbles.
+    pub low: u32,
+    /// The mask 0x00f000f0 of the second lowest nibbles.
+    pub high: u32,
+}
+
+/// Returns the launch argument of the masks.
+pub(crate) fn nibble_masks() -> NibbleMasksLaunch {
+    NibbleMasksLaunch::new(0x000f_000f, 0x00f0_00f0)
+}
+
+/// Returns the launch argument of the lengths of a problem, for a launch.
+pub(crate) fn sizes(problem: &QuantProblem, launch: &Launch) -> TileSizesLaunch {
+    let layout = problem.weight.tiles();
+    let work = Work::new(problem, &launch.tile);
+    let waves = work.waves(&launch.tile, launch.blocks);
+    let striped = work.tiles() - waves * launch.blocks;
+    let (each, more) = (
+        striped * work.depth / launch.blocks,
+        striped * work.depth % launch.blocks,
+    );
+    let (chunks_n, chunks_k) = (layout.n_padded() / CHUNK_N, layout.k_padded() / CHUNK_K);
+    let k = super::row_length(problem.k());
+    let [
+        m,
+        n,
+        k,
+        chunks_n,
+        chunks_k,
+        row_blocks,
+        columns,
+        depth,
+        striped,
+        waves,
+        each,
+        more,
+    ] = [
+        problem.m,
+        problem.outputs(),
+        k,
+        chunks_n,
+        chunks_k,
+        work.row_blocks,
+        work.columns,
+        work.depth,
+        striped,
+        waves,
+        each,
+        more,
+    ]
+    .map(|length| length as u32);
+    TileSizesLaunch::new(
+        m,
+        n,
+        k,
+        chunks_n,
+        chunks_k,
+        row_blocks,
+        row_blocks,
+        columns,
+        depth,
+        depth,
+        striped,
+        waves,
+        each,
+        more,
+        nibble_masks(),
+    )
+}
+
+/// Returns the compilation argument of the masks, for a kernel that is compiled without a device.
+#[cfg(feature = "inspect")]
+pub(crate) fn compiled_masks() -> NibbleMasksCompilationArg {
+    NibbleMasksCompilationArg { low: (), high: () }
+}
+
+/// Returns the compilation argument of the lengths, for a kernel that is compiled without a device.
+#[cfg(feature = "inspect")]
+pub(crate) fn compiled_lengths() -> TileSizesCompilationArg {
+    TileSizesCompilationArg {
+        m: (),
+        n: (),
+        k: (),
+        chunks_n: (),
+        chunks_k: (),
+        row_blocks: (),
+        by_row_blocks: Divmod::Fast,
+        columns: (),
+        depth: (),
+        by_depth: Divmod::Fast,
+        striped: (),
+        waves: (),
+        units_each: (),
+        blocks_with_one_more: (),
+        masks: compiled_masks(),
+    }
+}

@@ -1,0 +1,281 @@
+//! The `config.json` of a Llama-style decoder.
+
+mod error;
+mod generation;
+mod raw;
+mod raw_rope;
+mod rope;
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use burn::tensor::FloatDType;
+use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_text};
+use serde::{Deserialize, Serialize};
+
+pub use error::ModelConfigError;
+pub use generation::GenerationConfig;
+pub(crate) use generation::{quantization_field, read_json};
+use raw::{RawClass, RawConfig};
+pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling};
+
+use crate::ModelError;
+use crate::architectures::{Architecture, BlockShape, Window};
+
+/// Sizes and constants of a Llama-style decoder, as `config.json` holds them.
+///
+/// Serialises to and from that file's JSON. Reading accepts what Hugging Face's config class of the
+/// [`Architecture`] writes, old and new: `rope_scaling` or `rope_parameters` (of both the first
+/// counts), `torch_dtype` or `dtype`, one end-of-sequence id or several. What is left out has the
+/// same default as there.
+///
+/// ```
+/// use marlin_lm::ModelConfig;
+///
+/// let config = ModelConfig::from_json(r#"{
+///     "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 768,
+///     "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": true
+/// }"#)?;
+/// assert_eq!(config.head_dim, 64);
+/// # Ok::<(), marlin_lm::ModelConfigError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "RawConfig", into = "RawConfig")]
+pub struct ModelConfig {
+    /// The architecture of the family.
+    pub architecture: Architecture,
+    /// Tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Features of the residual stream.
+    pub hidden_size: usize,
+    /// Features between the two halves of an MLP.
+    pub intermediate_size: usize,
+    /// Transformer blocks.
+    pub num_hidden_layers: usize,
+    /// Heads of the queries.
+    pub num_attention_heads: usize,
+    /// Heads of the keys and values; each serves `num_attention_heads / num_key_value_heads` heads
+    /// of the queries.
+    pub num_key_value_heads: usize,
+    /// Features of one head.
+    pub head_dim: usize,
+    /// Added to the mean square in every norm.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// The scaling of the rotary frequencies for long contexts.
+    pub rope_scaling: Option<RopeScaling>,
+    /// The part of each head that is rotated, from its first feature on: 1 in most models.
+    pub partial_rotary_factor: f64,
+    /// The layers that see a window of positions only; `None`: every layer sees all positions
+    /// before.
+    pub sliding_window: Option<SlidingWindow>,
+    /// Positions the model was made for.
+    pub max_position_embeddings: usize,
+    /// True if the embedding is the output head, too.
+    pub tie_word_embeddings: bool,
+    /// True if q, k and v projections have a bias, and in a Llama or Qwen 3 the o projection.
+    pub attention_bias: bool,
+    /// True if gate, up and down projections have a bias.
+    pub mlp_bias: bool,
+    /// The token that starts a text.
+    pub bos_token_id: Option<u32>,
+    /// The tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// The dtype that the weights are published in, where it is f16, bf16 or f32.
+    pub dtype: Option<FloatDType>,
+}
+
+/// Attention to the last positions only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlidingWindow {
+    /// Positions that a query sees, its own included.
+    pub size: usize,
+    /// The first layer with a window; those below see everything.
+    pub first_layer: usize,
+}
+
+/// The config of a LoRA adapter, as PEFT names it.
+const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
+
+impl ModelConfig {
+    /// The largest size of any field: everything above is a broken file, not a model.
+    pub const MAX_SIZE: usize = 1 << 30;
+
+    /// Reads the JSON of a `config.json`.
+    ///
+    /// # Errors
+    /// [`ModelConfigError`] for text that is not such JSON, another architecture, options that are
+    /// not supported, and as [`validate`](Self::validate).
+    pub fn from_json(text: &str) -> Result<Self, ModelConfigError> {
+        // Before the fields: another architecture has other ones, and their absence means nothing.
+        serde_json::from_str::<RawClass>(text)?.architecture()?;
+        serde_json::from_str::<RawConfig>(text)?.try_into()
+    }
+
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`], [`ModelError::Adapter`], or [`ModelError::Config`] with the file's name
+    /// and the cause as in [`from_json`](Self::from_json).
+    pub fn read(path: &Path) -> Result<Self, ModelError> {
+        let text = read_text(path, MAX_CONFIG_BYTES).map_err(|source| match path.parent() {
+            Some(dir)
+                if source.kind() == ErrorKind::NotFound
+                    && dir.join(ADAPTER_CONFIG_FILE).exists() =>
+            {
+                ModelError::Adapter { dir: dir.into() }
+            }
+            _ => ModelError::io("read", path, source),
+        })?;
+        Self::from_json(&text).map_err(|source| ModelError::Config {
+            path: path.into(),
+            source,
+        })
+    }
+
+    /// The JSON of a `config.json`.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(RawConfig::from(self.clone())).unwrap_or_default()
+    }
+
+    /// Checks that sizes and constants fit together.
+    ///
+    /// # Errors
+    /// A [`ModelConfigError`] that names the field.
+    pub fn validate(&self) -> Result<(), ModelConfigError> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ];
+        sizes
+            .into_iter()
+            .try_for_each(|(field, found)| size(field, found))?;
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(ModelConfigError::Heads { heads, kv_heads });
+        }
+        size(
+            "num_attention_heads * head_dim",
+            heads.saturating_mul(self.head_dim),
+        )?;
+        positive("rms_norm_eps", self.rms_norm_eps)?;
+        positive("rope_theta", self.rope_theta)?;
+        positive("partial_rotary_factor", self.partial_rotary_factor)?;
+        let rotary_dim = self.rotary_dim();
+        if rotary_dim == 0 || rotary_dim > self.head_dim || !rotary_dim.is_multiple_of(2) {
+            return Err(ModelConfigError::RotaryDim {
+                head_dim: self.head_dim,
+                rotary_dim,
+            });
+        }
+        if let Some(scaling) = &self.rope_scaling {
+            scaling.validate(self)?;
+            // What is written with another one would not open.
+            if !self.architecture.declaration().rope.reads(scaling) {
+                let found = scaling.rope_type().into();
+                return Err(ModelConfigError::NotOfArchitecture {
+                    field: "rope_type",
+                    found,
+                    architecture: self.architecture,
+                });
+            }
+        }
+        self.validate_for_architecture()
+    }
+
+    /// Checks that the architecture has the features that the config asks for.
+    fn validate_for_architecture(&self) -> Result<(), ModelConfigError> {
+        let declaration = self.architecture.declaration();
+        let other = |field, found: String| {
+            Err(ModelConfigError::NotOfArchitecture {
+                field,
+                found,
+                architecture: self.architecture,
+            })
+        };
+        if !declaration.attention_bias.allows(self.attention_bias) {
+            return other("attention_bias", self.attention_bias.to_string());
+        }
+        if !declaration.mlp_bias.allows(self.mlp_bias) {
+            return other("mlp_bias", self.mlp_bias.to_string());
+        }
+        let Some(window) = self.sliding_window else {
+            return Ok(());
+        };
+        size("sliding_window", window.size)?;
+        match declaration.window {
+            Window::None => other("sliding_window", window.size.to_string()),
+            Window::AllLayers if window.first_layer > 0 => {
+                other("max_window_layers", window.first_layer.to_string())
+            }
+            Window::AllLayers | Window::UpperLayers => Ok(()),
+        }
+    }
+
+    /// Positions that the model takes: `max_position_embeddings`, or those of YaRN's stretched
+    /// context where a config has added it and left that field as it was.
+    pub fn positions(&self) -> usize {
+        let stretched = match &self.rope_scaling {
+            Some(RopeScaling::Yarn(scaling)) => {
+                (scaling.original_max_position_embeddings as f64 * scaling.factor) as usize
+            }
+            _ => 0,
+        };
+        self.max_position_embeddings
+            .max(stretched.min(Self::MAX_SIZE))
+    }
+
+    /// Features of each head that are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        (self.head_dim as f64 * self.partial_rotary_factor) as usize
+    }
+
+    /// Positions that a query of a layer sees, its own included; `None`: all before it.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        self.sliding_window
+            .filter(|window| layer >= window.first_layer)
+            .map(|window| window.size)
+    }
+
+    /// The shape of block `layer`.
+    pub(crate) fn block(&self, layer: usize) -> BlockShape {
+        (self.architecture.declaration().block)(self, layer)
+    }
+
+    /// Features of all query heads together: N of `q_proj`, K of `o_proj`.
+    pub fn query_size(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
+
+    /// Features of all key heads together: N of `k_proj` and `v_proj`.
+    pub fn key_value_size(&self) -> usize {
+        self.num_key_value_heads * self.head_dim
+    }
+}
+
+/// A size that is not 0 and not absurd.
+fn size(field: &'static str, found: usize) -> Result<(), ModelConfigError> {
+    if (1..=ModelConfig::MAX_SIZE).contains(&found) {
+        Ok(())
+    } else {
+        Err(ModelConfigError::Size { field, found })
+    }
+}
+
+fn positive(field: &'static str, found: f64) -> Result<(), ModelConfigError> {
+    if found.is_finite() && found > 0.0 {
+        Ok(())
+    } else {
+        Err(ModelConfigError::NotPositive { field, found })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! All that is wrong with a folder.
+
+use std::path::Path;
+
+use burn::module::Param;
+use burn::nn::Linear;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use marlin_format::PlainWeight;
+use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization};
+use marlin_text::{ChatTemplate, Message, TextError, Tokenizer};
+
+use super::weights::FileWeights;
+use super::{OpenOptions, check_memory, choose_dtype, use_own_head};
+use crate::ModelError;
+use crate::architectures::LayerShape;
+use crate::config::{GenerationConfig, ModelConfig};
+use crate::model::{Model, Projection, WeightSource, loaded};
+
+/// Faults after which no more are looked for: of a config that is another model's there is one for
+/// every tensor.
+const MOST_FAULTS: usize = 1000;
+
+/// Opens everything in a folder that [`LanguageModel::open`](super::LanguageModel::open) opens, and
+/// its chat template, without a model on the device. Returns every fault that is found, and none
+/// for a folder that can be opened, chatted with, and has room on the device.
+///
+/// `on_layer` gets every quantised layer that can be read, by its name. Values are not read of
+/// files that the device has no room for and that are nearly all holes ([`Checkpoint::is_hollow`]):
+/// what they declare has no end.
+pub fn check_folder(
+    dir: &Path,
+    device: &Device,
+    options: &OpenOptions,
+    mut on_layer: impl FnMut(&str, &LayerFormat, &PlainWeight),
+) -> Vec<ModelError> {
+    let mut faults = Faults(Vec::new());
+    let config_path = dir.join("config.json");
+    let config = faults.keep(ModelConfig::read(&config_path));
+    let quantization = faults.keep(Quantization::read(dir)).flatten();
+    if let Some(config) = &config {
+        faults.keep(GenerationConfig::read(
+            &dir.join("generation_config.json"),
+            config,
+        ));
+    }
+    if options.with_tokenizer {
+        faults.keep(check_texts(dir, config.as_ref()));
+        faults.keep(check_template(dir));
+    }
+    let max_len = config
+        .as_ref()
+        .and_then(|config| faults.keep(options.positions(config)));
+    let checkpoint = faults.keep(Checkpoint::open(dir));
+    let (Some(mut config), Some(checkpoint)) = (config, checkpoint) else {
+        return faults.0;
+    };
+    let dtype = faults.keep(choose_dtype(options.dtype, &checkpoint, device));
+    let fits = match (dtype, max_len) {
+        (Some(dtype), Some(max_len)) => faults
+            .keep(check_memory(&config, &checkpoint, dtype, max_len, device))
+            .is_some(),
+        _ => false,
+    };
+    let reads_values = fits || !checkpoint.is_hollow();
+    if reads_values {
+        faults.keep(use_own_head(&mut config, &checkpoint));
+    }
+    let mut ignored = |_: super::OpenProgress<'_>| {};
+    let files = FileWeights::new(
+        &checkpoint,
+        &config_path,
+        quantization,
+        dtype.unwrap_or(FloatDType::F32),
+        device,
+        &mut ignored,
+    );
+    let mut source = CheckedWeights {
+        files,
+        device,
+        faults,
+        reads_values,
+        on_layer: &mut on_layer,
+    };
+    // The rotary tables have one position here: the requested ones are checked above.
+    if Model::assemble(&config, 1, device, &mut source).is_ok() && reads_values {
+        source.faults.keep(source.files.refuse_surplus(&config));
+    }
+    source.faults.0
+}
+
+/// Checks that a text can be encoded to tokens of the model's vocabulary, and decoded from them.
+fn check_texts(dir: &Path, config: Option<&ModelConfig>) -> Result<(), TextError> {
+    let tokenizer = Tokenizer::open(&dir.join("tokenizer.json"))?;
+    let tokenizer = match config {
+        Some(config) => tokenizer.for_model(config.vocab_size),
+        None => tokenizer,
+    };
+    tokenizer.decode(&tokenizer.encode("A text.")?).map(drop)
+}
+
+/// Checks that a question can be asked, if there is a template.
+fn check_template(dir: &Path) -> Result<(), TextError> {
+    let Some(template) = ChatTemplate::open(dir)? else {
+        return Ok(());
+    };
+    template
+        .render(&[Message::user("A question?")], true)
+        .map(drop)
+}
+
+struct Faults(Vec<ModelError>);
+
+/// There were [`MOST_FAULTS`].
+struct Enough;
+
+impl Faults {
+    fn keep<T>(&mut self, result: Result<T, impl Into<ModelError>>) -> Option<T> {
+        result.map_err(|error| self.0.push(error.into())).ok()
+    }
+
+    fn go_on(&self) -> Result<(), Enough> {
+        if self.0.len() < MOST_FAULTS {
+            Ok(())
+        } else {
+            Err(Enough)
+        }
+    }
+}
+
+/// Checks the files' weights without putting them on the device; a number stands for each.
+struct CheckedWeights<'a> {
+    files: FileWeights<'a>,
+    device: &'a Device,
+    faults: Faults,
+    /// False to look at headers only.
+    reads_values: bool,
+    on_layer: &'a mut dyn FnMut(&str, &LayerFormat, &PlainWeight),
+}
+
+impl CheckedWeights<'_> {
+    /// A float tensor.
+    fn check(&mut self, name: String, shape: &[usize]) -> Result<(), Enough> {
+        let checked = self
+            .files
+            .checkpoint
+            .tensor(&name)
+            .and_then(|tensor| tensor.expect_shape(shape)?.expect_float());
+        self.faults.keep(checked);
+        self.files.read.insert(name);
+        self.faults.go_on()
+    }
+
+    /// Marks the remaining tensors of a broken layer as used, so that they are not reported as
+    /// surplus.
+    fn skip(&mut self, layer: &str) {
+        let prefix = format!("{layer}.");
+        let tensors = self
+            .files
+            .checkpoint
+            .names()
+            .filter(|tensor| tensor.starts_with(&prefix));
+        self.files.read.extend(tensors.map(String::from));
+    }
+
+    fn placeholder<const D: usize>(&self) -> Param<Tensor<D>> {
+        loaded(Tensor::zeros([1; D], (self.device, DType::F32)))
+    }
+}
+
+impl WeightSource for CheckedWeights<'_> {
+    type Error = Enough;
+
+    fn embedding(&mut self, name: &str, shape: [usize; 2]) -> Result<Param<Tensor<2>>, Enough> {
+        let float = self.files.refuse_quantized_embedding(name);
+        match self.faults.keep(float) {
+            Some(()) => self.check(format!("{name}.weight"), &shape)?,
+            None => self.skip(name),
+        }
+        Ok(self.placeholder())
+    }
+
+    fn norm(&mut self, name: &str, features: usize) -> Result<Param<Tensor<1>>, Enough> {
+        self.check(format!("{name}.weight"), &[features])?;
+        Ok(self.placeholder())
+    }
+
+    fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Enough> {
+        let (name, [k, n]) = (layer.name.as_str(), layer.dims);
+        let checkpoint = self.files.checkpoint;
+        if !self.reads_values
+            && checkpoint.contains_layer(name)
+            && !checkpoint.contains(&format!("{name}.weight"))
+        {
+            self.skip(name);
+            return Ok(Projection::Dense(Linear {
+                weight: self.placeholder(),
+                bias: None,
+            }));
+        }
+        let read = self.files.plain(layer);
+        match self.faults.keep(read) {
+            Some(Some((format, plain))) => {
+                (self.on_layer)(name, &format, &plain);
+                self.files.checkpoint.recycle(plain);
+            }
+            Some(None) => self.check(format!("{name}.weight"), &[n, k])?,
+            None => {
+                self.skip(name);
+                self.faults.go_on()?;
+            }
+        }
+        if layer.bias {
+            self.check(format!("{name}.bias"), &[n])?;
+        }
+        Ok(Projection::Dense(Linear {
+            weight: self.placeholder(),
+            bias: None,
+        }))
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.files.contains(name)
+    }
+
+    fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Enough> {
+        layers.iter().map(|layer| self.projection(layer)).collect()
+    }
+}

@@ -1,0 +1,262 @@
+//! Opening a Hugging Face folder.
+
+mod check;
+mod upload;
+mod weights;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, FloatDType};
+use marlin_format::QuantSpec;
+use marlin_format::checkpoint::{Checkpoint, Dtype, Quantization, is_float};
+use marlin_text::Tokenizer;
+
+pub(crate) use self::weights::FileWeights;
+use crate::ModelError;
+use crate::config::{GenerationConfig, ModelConfig};
+use crate::model::{KvCache, Model};
+
+pub use check::check_folder;
+
+/// Options for opening a folder.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OpenOptions {
+    /// The dtype of activations and float weights. The default is the checkpoint's dtype if the
+    /// device computes in it, otherwise f32.
+    pub dtype: Option<FloatDType>,
+    /// The number of positions of the KV cache. The default is
+    /// [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or the model's own limit if that is less.
+    pub max_len: Option<usize>,
+    /// True to read `tokenizer.json`, which is needed for texts.
+    pub with_tokenizer: bool,
+    /// The format that a float output head is rounded to, whether or not it is tied to the
+    /// embedding. With `None` the head stays float.
+    pub head: Option<QuantSpec>,
+}
+
+impl OpenOptions {
+    /// The default number of positions of the KV cache. Models support up to 131072, which would
+    /// take more memory than their weights.
+    pub const DEFAULT_MAX_LEN: usize = 4096;
+}
+
+impl OpenOptions {
+    /// Returns the number of positions of the KV cache.
+    fn positions(&self, config: &ModelConfig) -> Result<usize, ModelError> {
+        let limit = config.positions();
+        let asked = self.max_len.unwrap_or(limit.min(Self::DEFAULT_MAX_LEN));
+        if asked == 0 || asked > limit {
+            Err(ModelError::MaxLen { asked, limit })
+        } else {
+            Ok(asked)
+        }
+    }
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            dtype: None,
+            max_len: None,
+            with_tokenizer: true,
+            head: None,
+        }
+    }
+}
+
+/// The progress of reading a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenProgress<'a> {
+    /// The layer that was read last, by its name in the checkpoint.
+    pub layer: &'a str,
+    /// Bytes of the tensors that were read.
+    pub done: usize,
+    /// Bytes of all tensors of the folder.
+    pub total: usize,
+}
+
+/// A model opened from a folder, with its tokenizer and its generation config.
+#[derive(Debug)]
+pub struct LanguageModel {
+    /// The model; [`Arc::unwrap_or_clone`] returns it without the `Arc`.
+    pub model: Arc<Model>,
+    /// The tokenizer, if the folder was opened with one.
+    pub tokenizer: Option<Tokenizer>,
+    /// The contents of `generation_config.json`, or the defaults if it does not exist.
+    pub generation: GenerationConfig,
+}
+
+impl LanguageModel {
+    /// Opens a Hugging Face folder on a device.
+    ///
+    /// Reads `config.json`, `generation_config.json` if it exists, `tokenizer.json`, and the
+    /// weights: f16, bf16 or f32, and quantised projections in each of the formats that
+    /// [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the format that
+    /// the configs give it. A quantised weight stays quantised: no float copy of it is made.
+    ///
+    /// # Errors
+    /// A [`ModelError`] that names the file, and the tensor if a tensor is the cause: missing or
+    /// broken files, an unsupported architecture or quantisation, missing, misshaped or surplus
+    /// tensors, a dtype that the device does not compute in.
+    pub fn open(
+        dir: impl AsRef<Path>,
+        device: &Device,
+        options: &OpenOptions,
+    ) -> Result<Self, ModelError> {
+        Self::open_with(dir, device, options, |_| {})
+    }
+
+    /// [Opens](Self::open) a folder, and reports progress after every tensor or quantised layer.
+    ///
+    /// Layers are read one at a time from the mapped files; the layers of a joined matmul are read
+    /// together. They are converted on all cores, sent to the device, and dropped, together with
+    /// the pages of the files.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub fn open_with(
+        dir: impl AsRef<Path>,
+        device: &Device,
+        options: &OpenOptions,
+        mut on_progress: impl FnMut(OpenProgress<'_>),
+    ) -> Result<Self, ModelError> {
+        let dir = dir.as_ref();
+        let config_path = dir.join("config.json");
+        let mut config = ModelConfig::read(&config_path)?;
+        let quantization = Quantization::read(dir)?;
+        let generation = GenerationConfig::read(&dir.join("generation_config.json"), &config)?;
+        let tokenizer = options
+            .with_tokenizer
+            .then(|| Tokenizer::open(&dir.join("tokenizer.json")))
+            .transpose()?;
+        let tokenizer = tokenizer.map(|tokenizer| tokenizer.for_model(config.vocab_size));
+        let max_len = options.positions(&config)?;
+        let checkpoint = Checkpoint::open(dir)?;
+        let dtype = choose_dtype(options.dtype, &checkpoint, device)?;
+        check_memory(&config, &checkpoint, dtype, max_len, device)?;
+        use_own_head(&mut config, &checkpoint)?;
+        let mut source = FileWeights::new(
+            &checkpoint,
+            &config_path,
+            quantization,
+            dtype,
+            device,
+            &mut on_progress,
+        );
+        let mut model = Model::assemble(&config, max_len, device, &mut source)?;
+        source.refuse_surplus(&config)?;
+        if let Some(spec) = &options.head {
+            model
+                .quantize_head(spec)
+                .map_err(|source| ModelError::Layer {
+                    layer: "lm_head".into(),
+                    source,
+                })?;
+        }
+        tracing::info!(dir = %dir.display(), architecture = %config.architecture, ?dtype, max_len, layers = config.num_hidden_layers, "opened a model");
+        Ok(Self {
+            model: Arc::new(model),
+            tokenizer,
+            generation,
+        })
+    }
+
+    /// Returns the tokenizer.
+    ///
+    /// # Errors
+    /// [`ModelError::NoTokenizer`] if the folder was opened without one.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, ModelError> {
+        self.tokenizer.as_ref().ok_or(ModelError::NoTokenizer)
+    }
+}
+
+pub(crate) fn choose_dtype(
+    asked: Option<FloatDType>,
+    checkpoint: &Checkpoint,
+    device: &Device,
+) -> Result<FloatDType, ModelError> {
+    match asked {
+        Some(dtype) if device.supports_dtype(DType::from(dtype)) => Ok(dtype),
+        Some(dtype) => Err(ModelError::DeviceDtype { dtype }),
+        None => {
+            let dtype = checkpoint
+                .info("model.embed_tokens.weight")
+                .map_or(FloatDType::F32, |info| float_dtype(info.dtype));
+            Ok(if device.supports_dtype(DType::from(dtype)) {
+                dtype
+            } else {
+                FloatDType::F32
+            })
+        }
+    }
+}
+
+/// Converts the dtype of floats in a file to Burn's; f32 if Burn does not have it.
+pub(crate) fn float_dtype(dtype: Dtype) -> FloatDType {
+    match dtype {
+        Dtype::F16 => FloatDType::F16,
+        Dtype::BF16 => FloatDType::BF16,
+        _ => FloatDType::F32,
+    }
+}
+
+/// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables.
+/// It is called before any tensor is read, since a header and a config can declare any size.
+fn check_memory(
+    config: &ModelConfig,
+    checkpoint: &Checkpoint,
+    dtype: FloatDType,
+    max_len: usize,
+    device: &Device,
+) -> Result<(), ModelError> {
+    let size = DType::from(dtype).size();
+    let bytes = |name: &str| {
+        let info = checkpoint.info(name)?;
+        let elements: usize = info.shape.iter().product();
+        Some(elements.saturating_mul(if is_float(info.dtype) {
+            size
+        } else {
+            info.dtype.bitsize().div_ceil(8)
+        }))
+    };
+    let weights = checkpoint
+        .names()
+        .filter_map(bytes)
+        .fold(0, usize::saturating_add);
+    // The tables hold cosines and sines in f32, half a head each.
+    let tables = max_len.saturating_mul(config.head_dim).saturating_mul(4);
+    let cache = KvCache::size_bytes(config, 1, max_len, dtype).saturating_add(tables);
+    match burn_marlin::device::free_memory(device) {
+        Some(free) if weights.saturating_add(cache) > free => Err(ModelError::TooLarge {
+            weights,
+            positions: max_len,
+            cache,
+            free,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Unties the output head if the files contain a head that differs from the embedding. As in
+/// transformers from 5 on, such a head is used, whatever the config says.
+fn use_own_head(config: &mut ModelConfig, checkpoint: &Checkpoint) -> Result<(), ModelError> {
+    if config.tie_word_embeddings && has_own_head(checkpoint)? {
+        let dir = checkpoint.dir().display();
+        tracing::warn!(%dir, "the config ties the output head to the embedding, but the files hold another head: that one is used");
+        config.tie_word_embeddings = false;
+    }
+    Ok(())
+}
+
+fn has_own_head(checkpoint: &Checkpoint) -> Result<bool, ModelError> {
+    const HEAD: &str = "lm_head.weight";
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    if !checkpoint.contains(HEAD) || !checkpoint.contains(EMBEDDING) {
+        // A quantised head cannot be tied to the embedding.
+        return Ok(checkpoint.names().any(|name| name.starts_with("lm_head.")));
+    }
+    let (head, embedding) = (checkpoint.tensor(HEAD)?, checkpoint.tensor(EMBEDDING)?);
+    Ok((head.dtype(), head.shape(), head.bytes())
+        != (embedding.dtype(), embedding.shape(), embedding.bytes()))
+}

@@ -1,0 +1,122 @@
+//! The upload of float tensors to the device.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_marlin::device::with_dedicated_memory;
+use half::{bf16, f16};
+use marlin_format::checkpoint::{CheckpointError, Dtype, TensorView, is_float};
+
+use crate::ModelError;
+
+/// The largest number of bytes of a float tensor that the host holds at a time during an upload.
+pub(super) const UPLOAD_BYTES: usize = 64 << 20;
+
+/// Waits until the device has received everything given to it, at the end of a layer or tensor.
+pub(super) fn sync(device: &Device, layer: &str) -> Result<(), ModelError> {
+    device.sync().map_err(|error| ModelError::Upload {
+        layer: layer.into(),
+        reason: error.to_string(),
+    })
+}
+
+/// Uploads a float tensor to the device. A tensor of more than `most` bytes is uploaded in blocks
+/// of its first dimension.
+pub(super) fn upload<const D: usize>(
+    view: &TensorView<'_>,
+    shape: [usize; D],
+    dtype: FloatDType,
+    device: &Device,
+    most: usize,
+) -> Result<Tensor<D>, ModelError> {
+    let target = (device, DType::from(dtype));
+    let row_bytes = view.bytes().len() / shape[0].max(1);
+    if view.bytes().len() <= most || row_bytes == 0 || !is_float(view.dtype()) {
+        return Ok(Tensor::from_data(data(view, view.bytes(), shape)?, target));
+    }
+    let rows = (most / row_bytes).max(1);
+    // An embedding is larger than any other tensor of a calibration on the device.
+    let mut tensor = with_dedicated_memory(device, || Tensor::empty(shape, target));
+    for (block, bytes) in view.bytes().chunks(rows * row_bytes).enumerate() {
+        let (start, count) = (block * rows, bytes.len() / row_bytes);
+        let (mut block_shape, mut ranges) = (shape, shape.map(|length| 0..length));
+        block_shape[0] = count;
+        ranges[0] = start..start + count;
+        let values = Tensor::from_data(data(view, bytes, block_shape)?, target);
+        tensor = tensor.slice_assign(ranges, values);
+        // Copies are queued: without a wait the host would hold all blocks at once.
+        sync(device, view.name())?;
+    }
+    Ok(tensor)
+}
+
+/// The values of `bytes`, a part of a tensor with the given shape, in the file's dtype.
+fn data<const D: usize>(
+    view: &TensorView<'_>,
+    bytes: &[u8],
+    shape: [usize; D],
+) -> Result<TensorData, CheckpointError> {
+    let halves = bytes.as_chunks::<2>().0;
+    Ok(match view.dtype() {
+        Dtype::F16 => TensorData::new(
+            halves
+                .iter()
+                .map(|&bytes| f16::from_le_bytes(bytes))
+                .collect(),
+            shape,
+        ),
+        Dtype::BF16 => TensorData::new(
+            halves
+                .iter()
+                .map(|&bytes| bf16::from_le_bytes(bytes))
+                .collect(),
+            shape,
+        ),
+        Dtype::F32 => TensorData::new(
+            bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|&bytes| f32::from_le_bytes(bytes))
+                .collect(),
+            shape,
+        ),
+        _ => TensorData::new(view.to_f32()?, shape),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use marlin_format::checkpoint::Checkpoint;
+
+    use crate::tests::support::{config, random_weights, rng, temporary, write_folder};
+
+    #[test]
+    fn blocks_make_the_whole_tensor() {
+        let device = Device::flex();
+        let config = config();
+        let weights = random_weights(&config, &mut rng());
+        let name = "model.embed_tokens.weight";
+        let shape = [config.vocab_size, config.hidden_size];
+        for file in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+            let (_parent, dir) = temporary();
+            write_folder(&dir, &config, &weights, file);
+            let checkpoint = Checkpoint::open(&dir).unwrap();
+            let view = checkpoint.tensor(name).unwrap();
+            let values = |most| {
+                upload(&view, shape, FloatDType::F32, &device, most)
+                    .unwrap()
+                    .try_into_vec_as::<f32>()
+                    .unwrap()
+            };
+            let whole = values(usize::MAX);
+            // Blocks of one row, of some rows, of all rows but one, and of all rows.
+            for rows in [0, 1, 7, config.vocab_size - 1, config.vocab_size] {
+                assert_eq!(
+                    values(rows * view.bytes().len() / config.vocab_size),
+                    whole,
+                    "{file:?}, {rows} rows"
+                );
+            }
+        }
+    }
+}

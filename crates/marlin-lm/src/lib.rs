@@ -1,0 +1,70 @@
+//! Llama-style decoders with 4-bit weights in Burn: Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3.
+//!
+//! - [`LanguageModel::open`] opens a Hugging Face folder, float or quantised;
+//!   [`LanguageModel::generate`] continues a prompt, [`LanguageModel::perplexity`] measures how
+//!   well a text is predicted.
+//! - [`ChatTemplate`] renders a conversation in the form that a model was trained on.
+//! - [`quantize_folder`] makes a folder with 4-bit or 8-bit projections from a float one, in
+//!   compressed-tensors' or GPTQ's form, by rounding or by GPTQ; [`evaluate()`] compares what it
+//!   made with the float model.
+//! - [`Model`] is the model itself, one definition for float and 4-bit weights; it can be
+//!   trained, and saved with [`save_float`].
+//!
+//! ```no_run
+//! use std::ops::ControlFlow;
+//!
+//! use burn::tensor::Device;
+//! use marlin_lm::{LanguageModel, OpenOptions};
+//!
+//! let llama = LanguageModel::open("path/to/Llama-3.2-1B-W4A16", &Device::flex(), &OpenOptions::default())?;
+//! let generation = llama.generate("The capital of France is", &llama.default_options(64), |text| {
+//!     print!("{text}");
+//!     ControlFlow::Continue(())
+//! })?;
+//! println!("\n{} tokens in {:?}", generation.tokens.len(), generation.decode);
+//! # Ok::<(), marlin_lm::ModelError>(())
+//! ```
+
+mod architectures;
+mod config;
+mod engine;
+mod error;
+mod evaluate;
+mod folder;
+mod generate;
+pub mod model;
+mod perplexity;
+mod quantize;
+mod sampling;
+mod save;
+mod suppression;
+mod tokens;
+
+pub use architectures::Architecture;
+pub use config::{
+    GenerationConfig, Llama3RopeScaling, LongRopeScaling, ModelConfig, ModelConfigError,
+    RopeScaling, SlidingWindow, YarnRopeScaling,
+};
+pub use engine::{Engine, MAX_SEQUENCES, RequestParams, StepOutput, StopReason};
+pub use error::ModelError;
+pub use evaluate::{Against, Evaluation, Evaluations, Mean, evaluate};
+pub use folder::{LanguageModel, OpenOptions, OpenProgress, check_folder};
+pub use generate::{GenerateOptions, Generation};
+pub use marlin_nn::ahead::CompiledAhead;
+pub use marlin_quant::{LayerLoss, RowOrder};
+pub use marlin_text::{
+    ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, init,
+};
+pub use model::{KvCache, Model, Projection, ProjectionGroup};
+pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
+pub use quantize::{
+    Calibration, FileFormat, HIDDEN_STATES_ON_DEVICE, Method, Override, OverrideError,
+    QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, SampleOptions,
+    calibration_samples, quantize_folder,
+};
+pub use sampling::{Sampling, SamplingError};
+pub use save::save_float;
+pub use suppression::Suppression;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! Building a model from a source of weights.
+
+use burn::nn::Embedding;
+use burn::tensor::{Device, StreamId};
+
+use super::{
+    Attention, Block, FeedForward, Mixer, Model, ProjectionGroup, RmsNorm, Rope, SwiGlu,
+    WeightSource,
+};
+use crate::architectures::{FeedForwardShape, LayerShape, MixerShape, ProjectionShape};
+use crate::config::ModelConfig;
+
+impl Model {
+    /// Builds a model for `max_len` positions.
+    pub(crate) fn assemble<S: WeightSource>(
+        config: &ModelConfig,
+        max_len: usize,
+        device: &Device,
+        source: &mut S,
+    ) -> Result<Self, S::Error> {
+        let hidden = config.hidden_size;
+        let embed_tokens = Embedding {
+            weight: source.embedding("model.embed_tokens", [config.vocab_size, hidden])?,
+        };
+        let mut layers = Vec::new();
+        for index in 0..config.num_hidden_layers {
+            layers.push(load_block(config, source, index)?);
+        }
+        let norm = norm(config, source, "model.norm", hidden)?;
+        let lm_head = match config.tie_word_embeddings {
+            true => None,
+            false => Some(source.projection(&LayerShape {
+                name: "lm_head".into(),
+                dims: [hidden, config.vocab_size],
+                bias: false,
+            })?),
+        };
+        Ok(Self {
+            embed_tokens,
+            layers,
+            norm,
+            lm_head,
+            rope: Rope::new(config, max_len, device),
+            config: config.clone(),
+            stream: StreamId::current(),
+        })
+    }
+}
+
+/// Block `index` of a model.
+pub(crate) fn load_block<S: WeightSource>(
+    config: &ModelConfig,
+    source: &mut S,
+    index: usize,
+) -> Result<Block, S::Error> {
+    let (shape, block) = (config.block(index), format!("model.layers.{index}"));
+    let hidden = config.hidden_size;
+    let mixer_norm = norm(
+        config,
+        source,
+        &format!("{block}.{}", shape.mixer_norm),
+        hidden,
+    )?;
+    let mixer = match &shape.mixer {
+        MixerShape::Attention(attention) => {
+            let head_norms = match attention.head_norms {
+                Some(names) => {
+                    let [q_norm, k_norm] = names.map(|name| {
+                        norm(config, source, &format!("{block}.{name}"), config.head_dim)
+                    });
+                    [Some(q_norm?), Some(k_norm?)]
+                }
+                None => [None, None],
+            };
+            let [q_norm, k_norm] = head_norms;
+            Mixer::Attention(Attention {
+                qkv_proj: group(source, &block, &attention.qkv)?,
+                q_norm,
+                k_norm,
+                o_proj: group(source, &block, &attention.output)?,
+                heads: config.num_attention_heads,
+                kv_heads: config.num_key_value_heads,
+                head_dim: config.head_dim,
+                window: attention.window,
+            })
+        }
+    };
+    let feed_forward_norm = norm(
+        config,
+        source,
+        &format!("{block}.{}", shape.feed_forward_norm),
+        hidden,
+    )?;
+    let feed_forward = match &shape.feed_forward {
+        FeedForwardShape::SwiGlu(mlp) => FeedForward::SwiGlu(SwiGlu {
+            gate_up_proj: group(source, &block, &mlp.gate_up)?,
+            down_proj: group(source, &block, &mlp.down)?,
+        }),
+    };
+    Ok(Block {
+        mixer_norm,
+        mixer,
+        feed_forward_norm,
+        feed_forward,
+    })
+}
+
+fn norm<S: WeightSource>(
+    config: &ModelConfig,
+    source: &mut S,
+    name: &str,
+    features: usize,
+) -> Result<RmsNorm, S::Error> {
+    Ok(RmsNorm {
+        weight: source.norm(name, features)?,
+        epsilon: config.rms_norm_eps,
+    })
+}
+
+/// Loads a projection, as one matmul or as one for each layer of the source.
+fn group<S: WeightSource>(
+    source: &mut S,
+    block: &str,
+    shape: &ProjectionShape,
+) -> Result<ProjectionGroup, S::Error> {
+    let layers = shape.layers_of(block, |name| source.contains(name));
+    Ok(ProjectionGroup::new(
+        source.projections(&layers)?,
+        shape.outputs.clone(),
+        shape.epilogue,
+    ))
+}

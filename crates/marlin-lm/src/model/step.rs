@@ -1,0 +1,146 @@
+use burn::tensor::{Device, Int, Tensor};
+use marlin_nn::{self as decode, SequenceState};
+
+use super::{KvCache, Model, Residual};
+
+/// The rows of a pass over tokens, one row each, and what its kernels need besides.
+#[derive(Debug)]
+pub(crate) struct PassBatch {
+    /// [rows, [`SequenceState::WORDS`]].
+    pub(crate) rows: Tensor<2, Int>,
+    pub(crate) work: Work,
+}
+
+/// The work of a pass.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a few hundred bytes a pass")]
+pub(crate) enum Work {
+    /// A decode step: one token of each sequence, after which the next is chosen.
+    Step {
+        /// Counters of attention, zeros [rows, heads].
+        arrival_counters: Tensor<2, Int>,
+    },
+    /// Tokens of prompts.
+    Prompts {
+        /// The tiles of attention [tiles, [`TILE_WORDS`](decode::TILE_WORDS)].
+        tiles: Tensor<2, Int>,
+        /// A row [ends, [`SequenceState::WORDS`]] for each prompt that ends in the pass, after
+        /// which its first token is chosen: the word of the token is the number of the prompt's
+        /// last row. None if no prompt ends.
+        last_rows: Option<Tensor<2, Int>>,
+    },
+}
+
+impl PassBatch {
+    /// A step of idle rows.
+    pub(crate) fn step(rows: usize, heads: usize, device: &Device) -> Self {
+        Self {
+            rows: idle(rows, device),
+            work: Work::Step {
+                arrival_counters: decode::words([rows, heads], device),
+            },
+        }
+    }
+
+    /// Idle rows for the tokens of prompts of up to `slots` sequences, of which `last_rows` end.
+    pub(crate) fn prompts(rows: usize, last_rows: usize, slots: usize, device: &Device) -> Self {
+        let tiles = decode::words(
+            [decode::most_tiles(rows, slots), decode::TILE_WORDS],
+            device,
+        );
+        Self {
+            rows: idle(rows, device),
+            work: Work::Prompts {
+                tiles,
+                last_rows: (last_rows > 0).then(|| idle(last_rows, device)),
+            },
+        }
+    }
+
+    /// Writes rows of prompts, and the last rows of those that end.
+    pub(crate) fn set_prompts(&mut self, rows: &[SequenceState], last_rows: &[SequenceState]) {
+        decode::write_rows(&mut self.rows, 0, rows);
+        if let Work::Prompts {
+            tiles,
+            last_rows: of_device,
+        } = &mut self.work
+        {
+            let count = tiles.dims()[0];
+            decode::write_words(tiles, 0, decode::tiles(rows, count));
+            if let Some(of_device) = of_device {
+                decode::write_rows(of_device, 0, last_rows);
+            }
+        }
+    }
+
+    /// The last rows of prompts that end, none in a step.
+    pub(crate) fn last_rows(&self) -> Option<&Tensor<2, Int>> {
+        match &self.work {
+            Work::Step { .. } => None,
+            Work::Prompts { last_rows, .. } => last_rows.as_ref(),
+        }
+    }
+}
+
+/// Rows that no sequence uses.
+fn idle(count: usize, device: &Device) -> Tensor<2, Int> {
+    let mut rows = decode::words([count, SequenceState::WORDS], device);
+    decode::write_rows(&mut rows, 0, &vec![SequenceState::IDLE; count]);
+    rows
+}
+
+impl Model {
+    /// Takes each row's token through the model, writes its keys and values to the cache, and
+    /// chooses the next token of each row of a step, or of each prompt that ends: writes it and its
+    /// position to the row.
+    ///
+    /// `bitmaps` are those of [`decode::sample`].
+    pub(crate) fn pass(
+        &self,
+        batch: &mut PassBatch,
+        cache: &mut KvCache,
+        bitmaps: &mut Tensor<2, Int>,
+    ) {
+        let window = cache.max_len().min(self.max_len());
+        let stream = self.rows(batch, cache);
+        let (stream, rows) = match &mut batch.work {
+            Work::Step { .. } => (stream, &mut batch.rows),
+            // An embedding of the last rows in the table of all rows.
+            Work::Prompts {
+                last_rows: Some(last_rows),
+                ..
+            } => (
+                stream.map(|hidden| decode::embed(hidden, last_rows)),
+                last_rows,
+            ),
+            Work::Prompts {
+                last_rows: None, ..
+            } => return,
+        };
+        decode::sample(self.head(stream.norm(&self.norm)), rows, bitmaps, window);
+    }
+
+    /// Logits [rows, vocab] of each row's token, of prompts, whose keys and values it writes to the
+    /// cache.
+    pub(crate) fn row_logits(
+        &self,
+        rows: &[SequenceState],
+        slots: usize,
+        cache: &mut KvCache,
+    ) -> Tensor<2> {
+        let mut batch = PassBatch::prompts(rows.len(), 0, slots, &self.device());
+        batch.set_prompts(rows, &[]);
+        self.head(self.rows(&batch, cache).norm(&self.norm))
+    }
+
+    /// The residual stream [rows, hidden] of each row's token after all layers.
+    fn rows(&self, batch: &PassBatch, cache: &mut KvCache) -> Residual<2> {
+        let mut stream = Residual::new(decode::embed(self.embed_tokens.weight.val(), &batch.rows));
+        for (index, layer) in self.layers.iter().enumerate() {
+            stream = layer.forward(stream, |attention, qkv| {
+                attention.forward_rows(qkv, &self.rope, cache.layer(index), batch)
+            });
+        }
+        stream
+    }
+}

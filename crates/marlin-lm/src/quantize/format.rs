@@ -1,0 +1,151 @@
+//! The forms of quantised folders.
+
+use std::borrow::Cow;
+
+use marlin_format::checkpoint::{TensorData, TensorSpec, compressed_tensors, gptq, marlin24};
+use marlin_format::{FormatError, PlainWeight, QuantSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::ModelError;
+use crate::architectures::ProjectionShape;
+
+/// The form in which a quantised folder is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileFormat {
+    /// compressed-tensors, pack-quantized: llm-compressor's form. It holds no act-order over
+    /// groups, which its readers refuse.
+    #[default]
+    CompressedTensors,
+    /// GPTQ, version 2: GPTQModel's form. K and N of every layer fill whole words. The
+    /// `gate_up_proj` of Phi-3 is two layers, `gate_proj` and `up_proj`, as GPTQModel has them from
+    /// 7.0 on; transformers takes Phi-3 in compressed-tensors' form.
+    Gptq,
+    /// compressed-tensors, marlin-24: two of every four weights, which compressed-tensors from 0.15
+    /// on and vLLM do not read any more. Weights are 2:4, symmetric, in groups of 128 or a whole
+    /// column; K is a multiple of 32, N of 64.
+    Marlin24,
+}
+
+impl FileFormat {
+    /// Checks that readers of this form accept a layer [K, N].
+    pub(super) fn check(
+        self,
+        layer: &str,
+        k: usize,
+        n: usize,
+        spec: &QuantSpec,
+        act_order: bool,
+    ) -> Result<(), ModelError> {
+        let (multiple, groups) = (spec.value.per_word(), spec.scales.group.count(k));
+        match self {
+            Self::CompressedTensors if act_order && groups > 1 => Err(ModelError::ActOrderGroups {
+                layer: layer.into(),
+                groups,
+            }),
+            Self::Marlin24 => marlin24::check(k, n, spec).map_err(|source| ModelError::Quantize {
+                layer: layer.into(),
+                source,
+            }),
+            Self::Gptq if !(k.is_multiple_of(multiple) && n.is_multiple_of(multiple)) => {
+                Err(ModelError::GptqShape {
+                    layer: layer.into(),
+                    multiple,
+                    k,
+                    n,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Why readers that take other files of this form refuse one with such a layer [K, N]; none
+    /// where they take it. A layer without a spec is excluded, and `common` is the spec of layers
+    /// that are not overridden.
+    pub(super) fn refusal(
+        self,
+        k: usize,
+        spec: Option<QuantSpec>,
+        common: &QuantSpec,
+        act_order: bool,
+    ) -> Option<&'static str> {
+        if self == Self::Gptq && spec != Some(*common) {
+            return Some(
+                "transformers (5.24) reads no layers of settings of their own in the form GPTQ (`dynamic`); GPTQModel and vLLM do",
+            );
+        }
+        let spec = spec?;
+        match self {
+            Self::CompressedTensors if !k.is_multiple_of(spec.scales.group.rows(k)) => Some(
+                "compressed-tensors itself and vLLM refuse groups that do not divide K; the form GPTQ is read with them",
+            ),
+            Self::CompressedTensors if spec.has_zero_points() => Some(
+                "transformers (5.24) opens zero points only with `CompressedTensorsConfig(dequantize=True)`; vLLM reads them as they are",
+            ),
+            Self::Gptq if act_order && spec.scales.group.count(k) > 1 => {
+                Some("vLLM refuses act-order over groups; GPTQModel reads it")
+            }
+            Self::Gptq if spec.has_zero_points() => Some(
+                "vLLM refuses zero points in the form GPTQ; GPTQModel reads them, and vLLM those of compressed-tensors",
+            ),
+            Self::Gptq if !k.is_multiple_of(spec.scales.group.rows(k)) => {
+                Some("vLLM refuses groups that do not divide K; GPTQModel reads them")
+            }
+            Self::Marlin24 => Some(
+                "compressed-tensors from 0.15 on and vLLM read no marlin-24; compressed-tensors' default form holds the same weights with their zeros",
+            ),
+            _ => None,
+        }
+    }
+
+    /// The layers that `layer`, of this projection, is in a file of this form.
+    pub(super) fn names(self, layer: &str, projection: &ProjectionShape) -> Vec<String> {
+        // A layer of all outputs, of a projection that GPTQModel has one for each output of.
+        let joined = projection
+            .layers
+            .iter()
+            .find(|_| projection.layers.len() == 1);
+        let block = joined.and_then(|joined| layer.strip_suffix(joined));
+        match (self, block, projection.split_layers) {
+            (Self::Gptq, Some(block), Some(split)) => {
+                split.iter().map(|name| format!("{block}{name}")).collect()
+            }
+            _ => vec![layer.into()],
+        }
+    }
+
+    /// The tensors of a layer, without their bytes.
+    pub(super) fn tensor_specs(
+        self,
+        layer: &str,
+        k: usize,
+        n: usize,
+        spec: &QuantSpec,
+    ) -> Vec<TensorSpec> {
+        match self {
+            Self::CompressedTensors => compressed_tensors::tensor_specs(layer, k, n, spec, false),
+            Self::Gptq => gptq::tensor_specs(layer, k, n, spec),
+            Self::Marlin24 => marlin24::tensor_specs(layer, k, n, spec),
+        }
+    }
+
+    /// The weight with the values that a file of this form stores.
+    pub(super) fn stored(self, weight: &PlainWeight) -> Result<Cow<'_, PlainWeight>, FormatError> {
+        match self {
+            Self::CompressedTensors | Self::Gptq => Ok(weight.to_dense()),
+            Self::Marlin24 => weight.to_two_four(),
+        }
+    }
+
+    /// The tensors of a layer.
+    pub(super) fn tensors_of(
+        self,
+        layer: &str,
+        stored: &PlainWeight,
+    ) -> Result<Vec<TensorData>, FormatError> {
+        match self {
+            Self::CompressedTensors => Ok(compressed_tensors::tensors_of(layer, stored)),
+            Self::Gptq => Ok(gptq::tensors_of(layer, stored)),
+            Self::Marlin24 => marlin24::tensors_of(layer, stored),
+        }
+    }
+}

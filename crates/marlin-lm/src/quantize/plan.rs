@@ -1,0 +1,232 @@
+//! The tensors of a folder that is to be quantised.
+
+use std::ops::Range;
+
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointWriter, TensorSpec, TensorView,
+};
+use marlin_format::{PlainWeight, QuantSpec, WeightDescriptor, WeightFormat, memory_short_of};
+use rayon::prelude::*;
+
+use super::overrides::Overrides;
+use super::{FileFormat, HEAD, QuantizeOptions};
+use crate::ModelError;
+use crate::architectures::ProjectionShape;
+use crate::config::ModelConfig;
+
+/// The plan for a tensor of the source, or for some of its rows.
+pub(super) struct Plan<'a> {
+    pub(super) view: TensorView<'a>,
+    /// The rows: those of a layer that has a name of its own in the target.
+    rows: Range<usize>,
+    pub(super) target: Target,
+    /// Of a layer that is quantised.
+    pub(super) spec: QuantSpec,
+}
+
+/// The tensors to write.
+pub(super) enum Target {
+    /// A tensor of this name, as it is.
+    Copy(String),
+    /// A layer of this name.
+    Quantize(String),
+}
+
+/// Plans every tensor. Refuses layers that cannot be quantised or written so, and exclusions and
+/// overrides that match none; warns of layers that only some readers take.
+pub(super) fn plan<'a>(
+    checkpoint: &'a Checkpoint,
+    config: &ModelConfig,
+    spec: &QuantSpec,
+    options: &QuantizeOptions,
+    mut overrides: Overrides,
+    excluded: &mut Vec<String>,
+) -> Result<Vec<Plan<'a>>, ModelError> {
+    let (format, sparsity, act_order) =
+        (options.format, options.sparsity, options.method.act_order());
+    let mut plans = Vec::new();
+    let mut refusals: Vec<(&str, String, usize)> = Vec::new();
+    for name in checkpoint.names() {
+        let view = checkpoint.tensor(name)?;
+        if name.ends_with(".weight_packed") || name.ends_with(".qweight") {
+            return Err(ModelError::AlreadyQuantized {
+                path: view.path().into(),
+            });
+        }
+        let layer = name.strip_suffix(".weight");
+        let projection = layer.and_then(|layer| Some((layer, projection_of(config, layer)?)));
+        let (Some((source, projection)), &[n, k]) = (projection, view.shape()) else {
+            overrides.stays(layer.unwrap_or(name));
+            plans.push(Plan {
+                view,
+                rows: 0..view.shape().first().copied().unwrap_or(1),
+                target: Target::Copy(name.into()),
+                spec: *spec,
+            });
+            continue;
+        };
+        let layers = format.names(source, &projection);
+        let n = n / layers.len();
+        for (index, layer) in layers.into_iter().enumerate() {
+            let rows = index * n..(index + 1) * n;
+            let chosen = overrides.spec_of([source, &layer]);
+            if let Some(reason) = format.refusal(k, chosen, spec, act_order) {
+                match refusals.iter_mut().find(|(known, ..)| *known == reason) {
+                    Some((.., layers)) => *layers += 1,
+                    None => refusals.push((reason, layer.clone(), 1)),
+                }
+            }
+            if let Some(spec) = chosen {
+                let weight_format = WeightFormat::dense(spec)
+                    .with_sparsity(sparsity)
+                    .with_permutation(act_order);
+                let descriptor = WeightDescriptor::plain(weight_format, k, n);
+                descriptor.check().map_err(|source| ModelError::Quantize {
+                    layer: layer.clone(),
+                    source,
+                })?;
+                // Its values in f32 as they are and transposed, and their quantised ones.
+                let needed = view
+                    .shape()
+                    .iter()
+                    .product::<usize>()
+                    .saturating_mul(4 + 4 + 1);
+                if let Some(available) = memory_short_of(needed) {
+                    return Err(CheckpointError::LayerTooLarge {
+                        layer,
+                        needed,
+                        available,
+                    }
+                    .into());
+                }
+                format.check(&layer, k, n, &spec, act_order)?;
+                plans.push(Plan {
+                    view,
+                    rows,
+                    target: Target::Quantize(layer),
+                    spec,
+                });
+            } else {
+                plans.push(Plan {
+                    view,
+                    rows,
+                    target: Target::Copy(format!("{layer}.weight")),
+                    spec: *spec,
+                });
+                excluded.push(layer);
+            }
+        }
+    }
+    // A head that is tied has no tensor.
+    overrides.stays(HEAD);
+    overrides.check_used()?;
+    for (reason, layer, layers) in refusals {
+        tracing::warn!(%layer, layers, "not all readers will take the target: {reason}");
+    }
+    Ok(plans)
+}
+
+/// The projection of the model that a layer of this name is, or is a part of.
+fn projection_of(config: &ModelConfig, layer: &str) -> Option<ProjectionShape> {
+    let (block, name) = layer.strip_prefix("model.layers.")?.split_once('.')?;
+    let shape = config.block(block.parse().ok()?);
+    let projection = shape.projections().into_iter().find(|projection| {
+        projection
+            .names()
+            .any(|of_projection| of_projection == name)
+    })?;
+    Some(projection.clone())
+}
+
+impl Plan<'_> {
+    /// The layer's name in the source; that of a tensor that is no layer, where it is one.
+    pub(super) fn source(&self) -> &str {
+        self.view
+            .name()
+            .strip_suffix(".weight")
+            .unwrap_or(self.view.name())
+    }
+
+    /// Input features of a layer.
+    pub(super) fn k(&self) -> usize {
+        self.view.shape().last().copied().unwrap_or(1)
+    }
+
+    /// Output features of a layer.
+    pub(super) fn n(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The tensors to write, without their bytes.
+    pub(super) fn specs(&self, format: FileFormat) -> Vec<TensorSpec> {
+        match &self.target {
+            Target::Copy(name) => {
+                let mut shape = self.view.shape().to_vec();
+                if let Some(rows) = shape.first_mut() {
+                    *rows = self.rows.len();
+                }
+                vec![TensorSpec::new(name, self.view.dtype(), shape)]
+            }
+            Target::Quantize(layer) => format.tensor_specs(layer, self.k(), self.n(), &self.spec),
+        }
+    }
+
+    /// The bytes of its rows.
+    pub(super) fn bytes(&self) -> &[u8] {
+        let row_bytes =
+            self.view.bytes().len() / self.view.shape().first().map_or(1, |&rows| rows.max(1));
+        &self.view.bytes()[self.rows.start * row_bytes..self.rows.end * row_bytes]
+    }
+
+    /// The weight of a layer, [K, N].
+    pub(super) fn weight(&self) -> Result<Vec<f32>, ModelError> {
+        let k = self.k();
+        Ok(transposed(
+            &self.view.to_f32()?[self.rows.start * k..self.rows.end * k],
+            self.n(),
+            k,
+        ))
+    }
+
+    /// Writes the tensors of a layer, and returns their bytes and the bits of a weight.
+    pub(super) fn write(
+        &self,
+        layer: &str,
+        weight: &PlainWeight,
+        format: FileFormat,
+        writer: &mut CheckpointWriter,
+    ) -> Result<(usize, f64), ModelError> {
+        let failed = |source| ModelError::Quantize {
+            layer: layer.into(),
+            source,
+        };
+        let stored = format.stored(weight).map_err(failed)?;
+        let mut bytes = 0;
+        for tensor in format.tensors_of(layer, &stored).map_err(failed)? {
+            bytes += tensor.bytes.len();
+            writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
+        }
+        Ok((bytes, stored.bits_per_weight()))
+    }
+}
+
+/// `[rows, columns]` to `[columns, rows]`, in blocks that stay in the cache.
+fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    const BLOCK: usize = 32;
+    let mut out = vec![0.0; values.len()];
+    out.par_chunks_mut(BLOCK * rows.max(1))
+        .enumerate()
+        .for_each(|(block, lines)| {
+            let first_column = block * BLOCK;
+            for first_row in (0..rows).step_by(BLOCK) {
+                for row in first_row..rows.min(first_row + BLOCK) {
+                    for (line, column) in
+                        (first_column..columns.min(first_column + BLOCK)).enumerate()
+                    {
+                        lines[line * rows + row] = values[row * columns + column];
+                    }
+                }
+            }
+        });
+    out
+}

@@ -1,0 +1,337 @@
+//! A walk of the samples' hidden states through the blocks of a model: of both models, the float
+//! one and the one that is being quantised.
+
+use std::thread::JoinHandle;
+
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_marlin::host::ReadError;
+use marlin_nn::{self as decode, SequenceState};
+use marlin_quant::Quantizer;
+use rayon::prelude::*;
+
+use super::hidden::{Hidden, SampleBatch, budgets, unread};
+use super::plan::Plan;
+use crate::ModelError;
+use crate::architectures::{ProjectionKind, ProjectionShape};
+use crate::config::ModelConfig;
+use crate::folder::FileWeights;
+use crate::model::{self, Attention, Block, KeyValues, Rope, Span, WeightSource};
+use crate::tokens::token_tensor;
+
+/// Bytes of the largest tensor that samples are batched up to.
+const BATCH_BYTES: usize = 1 << 28;
+
+/// A walk through the blocks of a model.
+pub(super) struct CalibrationWalk<'a> {
+    pub(super) config: &'a ModelConfig,
+    pub(super) plans: &'a [Plan<'a>],
+    pub(super) quantizer: &'a dyn Quantizer,
+    /// True if inputs are scaled before weights are quantised.
+    pub(super) awq: bool,
+    pub(super) device: &'a Device,
+    pub(super) dtype: FloatDType,
+    pub(super) rope: Rope,
+    /// Hidden states [samples, seq, hidden] before the projection that is quantised.
+    pub(super) batches: Vec<SampleBatch>,
+    /// The projection of a block that the quantised hidden states have yet to pass: they do when
+    /// they are looked at the next time, and are moved once for both.
+    pub(super) pending: Option<(ProjectionKind, Block)>,
+    /// The block that is being written while the next one is quantised.
+    pub(super) saving: Option<JoinHandle<Result<(), ModelError>>>,
+}
+
+impl<'a> CalibrationWalk<'a> {
+    /// The embeddings of the samples, those of one length together.
+    pub(super) fn embed(
+        &mut self,
+        samples: &[Vec<u32>],
+        source: &mut FileWeights<'_>,
+    ) -> Result<(), ModelError> {
+        let shape = [self.config.vocab_size, self.config.hidden_size];
+        let table = source.embedding("model.embed_tokens", shape)?.val();
+        let has_flash = decode::has_flash_attention(self.device, self.dtype, self.config.head_dim);
+        let failed = |error| unread("model.embed_tokens", &error);
+        let tokens: usize = samples.iter().map(Vec::len).sum();
+        let [mut budget, mut float_budget] = budgets(
+            self.device,
+            tokens * self.config.hidden_size * DType::from(self.dtype).size(),
+        );
+        let mut sorted: Vec<&Vec<u32>> = samples.iter().collect();
+        sorted.sort_by_key(|sample| sample.len());
+        for samples in sorted.chunk_by(|a, b| a.len() == b.len()) {
+            let seq = samples[0].len();
+            let is_flash = has_flash && seq <= decode::MAX_PASS_ROWS;
+            // The MLP's inputs, and without flash attention the scores in f32.
+            let mlp = 2 * self.config.intermediate_size * DType::from(self.dtype).size();
+            let widest = if is_flash {
+                mlp
+            } else {
+                mlp.max(4 * self.config.num_attention_heads * seq)
+            };
+            let most_tokens = if is_flash {
+                (BATCH_BYTES / widest).min(decode::MAX_PASS_ROWS)
+            } else {
+                BATCH_BYTES / widest
+            };
+            for batch in samples.chunks((most_tokens / seq).max(1)) {
+                let tokens: Vec<u32> = batch
+                    .iter()
+                    .flat_map(|sample| sample.iter().copied())
+                    .collect();
+                let rows = is_flash.then(|| prompt_rows(&tokens, seq, self.device));
+                let hidden = burn::tensor::module::embedding(
+                    table.clone(),
+                    token_tensor(&tokens, [batch.len(), seq], self.device),
+                );
+                let quantized = Hidden::new(hidden.clone(), &mut budget).map_err(failed)?;
+                let looks = self.quantizer.needs_calibration();
+                let float = looks
+                    .then(|| Hidden::new(hidden, &mut float_budget))
+                    .transpose()
+                    .map_err(failed)?;
+                self.batches.push(SampleBatch {
+                    tokens: tokens.len(),
+                    quantized,
+                    float,
+                    rows,
+                });
+                if let [.., before, _] = &mut self.batches[..] {
+                    before.quantized.arrive().map_err(failed)?;
+                    before
+                        .float
+                        .as_mut()
+                        .map_or(Ok(()), Hidden::arrive)
+                        .map_err(failed)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The hidden states of a batch on the device, as the float layers have left them.
+    pub(super) fn float(&mut self, index: usize) -> Result<Option<Tensor<3>>, ReadError> {
+        self.batches[index]
+            .float
+            .as_mut()
+            .map(|float| float.get(self.device))
+            .transpose()
+    }
+
+    /// The hidden states of a batch on the device, as the quantised layers have left them: past the
+    /// projection that they had yet to pass.
+    fn quantized(&mut self, index: usize) -> Result<Tensor<3>, ReadError> {
+        let hidden = self.batches[index].quantized.get(self.device)?;
+        let Some((kind, layer)) = &self.pending else {
+            return Ok(hidden);
+        };
+        let outputs = self.outputs(*kind, layer, &hidden, self.batches[index].rows.as_ref());
+        let hidden = hidden + outputs;
+        self.put(SampleBatch::quantized, index, hidden.clone())?;
+        Ok(hidden)
+    }
+
+    /// Puts hidden states of one of the models in the place of a batch's. While they go to the host
+    /// the next batch is computed, and no further one: each has its place on the device until it
+    /// has arrived.
+    pub(super) fn put(
+        &mut self,
+        of: fn(&mut SampleBatch) -> Option<&mut Hidden>,
+        index: usize,
+        states: Tensor<3>,
+    ) -> Result<(), ReadError> {
+        if let Some(hidden) = of(&mut self.batches[index]) {
+            hidden.set(states)?;
+        }
+        match index
+            .checked_sub(1)
+            .and_then(|before| of(&mut self.batches[before]))
+        {
+            Some(before) => before.arrive(),
+            None => Ok(()),
+        }
+    }
+
+    /// Calls `visit` with the quantised hidden states of each batch, and the batch's index. `at` is
+    /// the layer or the block that errors are of.
+    pub(super) fn for_each_batch(
+        &mut self,
+        at: &str,
+        mut visit: impl FnMut(&mut Self, usize, Tensor<3>) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        for index in 0..self.batches.len() {
+            let hidden = self.quantized(index).map_err(|error| unread(at, &error))?;
+            visit(self, index, hidden)?;
+        }
+        self.pending = None;
+        Ok(())
+    }
+
+    /// Takes the quantised hidden states past the projection that they have yet to pass, where
+    /// nothing has looked at them since.
+    pub(super) fn flush(&mut self, block: &str) -> Result<(), ModelError> {
+        if self.pending.is_some() {
+            self.for_each_batch(block, |_, _, _| Ok(()))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What a projection of a block adds to the hidden states.
+    pub(super) fn outputs(
+        &self,
+        kind: ProjectionKind,
+        layer: &Block,
+        hidden: &Tensor<3>,
+        rows: Option<&model::PassBatch>,
+    ) -> Tensor<3> {
+        layer
+            .group(kind)
+            .forward_joined(self.inputs(kind, layer, hidden, rows))
+    }
+
+    /// The inputs of a projection of a block, [samples, seq, K], of the hidden states before the
+    /// mixer or the feed-forward network. `rows` are those of the batch.
+    pub(super) fn inputs(
+        &self,
+        kind: ProjectionKind,
+        layer: &Block,
+        hidden: &Tensor<3>,
+        rows: Option<&model::PassBatch>,
+    ) -> Tensor<3> {
+        match kind {
+            ProjectionKind::Qkv => layer.mixer_norm.forward(hidden.clone()),
+            ProjectionKind::Output => {
+                let inputs = self.inputs(ProjectionKind::Qkv, layer, hidden, rows);
+                let qkv = layer.group(ProjectionKind::Qkv).forward_joined(inputs);
+                self.mix(layer.attention(), qkv, rows)
+            }
+            ProjectionKind::GateUp => layer.feed_forward_norm.forward(hidden.clone()),
+            ProjectionKind::Down => {
+                let inputs = self.inputs(ProjectionKind::GateUp, layer, hidden, rows);
+                let gate_up = layer.group(ProjectionKind::GateUp);
+                decode::apply(gate_up.epilogue(), gate_up.forward_joined(inputs))
+            }
+        }
+    }
+
+    /// The mixed values of attention, [samples, seq, K], of queries, keys and values side by side.
+    fn mix(
+        &self,
+        attention: &Attention,
+        qkv: Tensor<3>,
+        rows: Option<&model::PassBatch>,
+    ) -> Tensor<3> {
+        let [samples, seq, columns] = qkv.dims();
+        let Some(rows) = rows else {
+            let span = Span::new(
+                &self.rope,
+                0,
+                seq,
+                attention.window,
+                self.dtype,
+                self.device,
+            );
+            return attention.mix_prompt(qkv, &span, None);
+        };
+        let mut cache = KeyValues::new(self.config, samples, seq, self.dtype, self.device);
+        let mixed = attention.mix_rows(
+            qkv.reshape([samples * seq, columns]),
+            &self.rope,
+            &mut cache,
+            rows,
+        );
+        let features = mixed.dims()[1];
+        mixed.reshape([samples, seq, features])
+    }
+
+    /// The layers of a projection of a block, in the order of their output features.
+    pub(super) fn plans_of(&self, block: &str, projection: &ProjectionShape) -> Vec<&'a Plan<'a>> {
+        let is_named = |plan: &&Plan<'_>, name: &str| {
+            plan.source()
+                .strip_prefix(block)
+                .is_some_and(|rest| rest.strip_prefix('.') == Some(name))
+        };
+        projection
+            .names()
+            .flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name)))
+            .collect()
+    }
+
+    /// Tokens of all samples.
+    pub(super) fn tokens(&self) -> usize {
+        self.batches.iter().map(|batch| batch.tokens).sum()
+    }
+
+    /// Takes the float hidden states past a projection of a block. Outputs that are not added to
+    /// them leave them as they are.
+    pub(super) fn pass_float(
+        &mut self,
+        block: &str,
+        kind: ProjectionKind,
+        layer: &Block,
+    ) -> Result<(), ModelError> {
+        if !kind.is_residual() {
+            return Ok(());
+        }
+        for index in 0..self.batches.len() {
+            let Some(hidden) = self.float(index).map_err(|error| unread(block, &error))? else {
+                continue;
+            };
+            let outputs = self.outputs(kind, layer, &hidden, self.batches[index].rows.as_ref());
+            self.put(SampleBatch::float, index, hidden + outputs)
+                .map_err(|error| unread(block, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Gives the device and the host back what the allocator keeps of tensors that are gone: those
+    /// that come now have other sizes.
+    pub(super) fn release_memory(&self, at: &str) -> Result<(), ModelError> {
+        self.device
+            .sync()
+            .map_err(|error| ModelError::HiddenStates {
+                block: at.into(),
+                reason: error.to_string(),
+            })?;
+        self.device.memory_cleanup();
+        Ok(())
+    }
+}
+
+/// [samples, seq, features] to [tokens, features].
+pub(super) fn rows(tensor: Tensor<3>) -> Tensor<2> {
+    let [samples, seq, features] = tensor.dims();
+    tensor.reshape([samples * seq, features])
+}
+
+/// The tokens of samples of `seq` tokens as rows of prompts, each sample in a slot of its own.
+fn prompt_rows(tokens: &[u32], seq: usize, device: &Device) -> model::PassBatch {
+    let of_token = |(index, &token): (usize, &u32)| {
+        SequenceState::of_prompt(token, (index % seq) as u32, (index / seq) as u32)
+    };
+    let rows: Vec<SequenceState> = tokens.iter().enumerate().map(of_token).collect();
+    let mut batch = model::PassBatch::prompts(rows.len(), 0, rows.len() / seq, device);
+    batch.set_prompts(&rows, &[]);
+    batch
+}
+
+/// Weights [K, N] with their output features side by side.
+pub(super) fn side_by_side(k: usize, weights: Vec<Vec<f32>>) -> Vec<f32> {
+    let weights = match <[Vec<f32>; 1]>::try_from(weights) {
+        Ok([weight]) => return weight,
+        Err(weights) => weights,
+    };
+    let widths: Vec<usize> = weights.iter().map(|weight| weight.len() / k).collect();
+    let mut joined = vec![0.0; weights.iter().map(Vec::len).sum()];
+    joined
+        .par_chunks_exact_mut(widths.iter().sum::<usize>().max(1))
+        .enumerate()
+        .for_each(|(row, mut line)| {
+            for (weight, &width) in weights.iter().zip(&widths) {
+                let (part, rest) = line.split_at_mut(width);
+                part.copy_from_slice(&weight[row * width..(row + 1) * width]);
+                line = rest;
+            }
+        });
+    joined
+}

@@ -1,0 +1,166 @@
+//! Writing a model as a float Hugging Face folder.
+
+use std::path::Path;
+
+use burn::tensor::{FloatDType, Tensor};
+use half::{bf16, f16};
+use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
+
+use crate::ModelError;
+use crate::config::ModelConfig;
+use crate::model::{Model, ModelTensor, Projection};
+
+/// Writes `config.json` and `model.safetensors` to a new folder, in Hugging Face's names and layout
+/// (projections [N, K]): projections that are joined into one matmul in the model are separate
+/// layers in the file, as its architecture has them.
+///
+/// Weights are rounded to `dtype`. An output head that is the embedding is not written twice. The
+/// folder appears when it is complete.
+///
+/// # Errors
+/// [`ModelError::Checkpoint`] where `dir` exists with something in it or cannot be written;
+/// [`ModelError::SaveDtype`] where `dtype` is not f16, bf16 or f32; [`ModelError::NotFloat`] for a
+/// model with 4-bit projections; [`ModelError::NotRepresentable`] for values that are not finite in
+/// `dtype`; [`ModelError::Read`] where the device fails.
+pub fn save_float(
+    model: &Model,
+    config: &ModelConfig,
+    dir: &Path,
+    dtype: FloatDType,
+) -> Result<(), ModelError> {
+    let file_dtype = match dtype {
+        FloatDType::F16 => Dtype::F16,
+        FloatDType::BF16 => Dtype::BF16,
+        FloatDType::F32 => Dtype::F32,
+        FloatDType::F64 | FloatDType::Flex32 => return Err(ModelError::SaveDtype { found: dtype }),
+    };
+    let mut tensors = Vec::new();
+    for (name, part) in model.parts() {
+        tensors.extend(stored(&name, &part)?);
+    }
+    let mut writer = CheckpointWriter::create(dir)?;
+    let config = ModelConfig {
+        dtype: Some(dtype),
+        ..config.clone()
+    };
+    writer.write_file(
+        "config.json",
+        format!("{:#}\n", config.to_json()).as_bytes(),
+    )?;
+    writer.declare(
+        tensors
+            .iter()
+            .map(|tensor| TensorSpec::new(tensor.name.as_str(), file_dtype, tensor.values.shape())),
+    )?;
+    for Stored { name, values } in tensors {
+        writer.write_tensor(&name, &bytes(&name, &values.read(&name)?, dtype)?)?;
+    }
+    Ok(writer.finish()?)
+}
+
+/// A tensor as the file holds it: not read from the device, and matrices transposed as views, so
+/// that saving takes the memory of one tensor.
+struct Stored {
+    name: String,
+    values: Values,
+}
+
+enum Values {
+    Vector(Tensor<1>),
+    Matrix(Tensor<2>),
+}
+
+/// The part's weight, then its bias.
+fn stored(name: &str, part: &ModelTensor<'_>) -> Result<Vec<Stored>, ModelError> {
+    let weight = |values| Stored {
+        name: format!("{name}.weight"),
+        values,
+    };
+    Ok(match part {
+        ModelTensor::Embedding(embedding) => vec![weight(Values::Matrix(embedding.weight.val()))],
+        ModelTensor::Norm(norm) => vec![weight(Values::Vector(norm.weight.val()))],
+        ModelTensor::Projection {
+            projection: Projection::Quant(_),
+            ..
+        } => return Err(ModelError::NotFloat { layer: name.into() }),
+        ModelTensor::Projection {
+            projection: Projection::Dense(linear),
+            columns,
+        } => {
+            let columns_of_weight = linear.weight.val().slice_dim(1, columns.clone());
+            let mut tensors = vec![weight(Values::Matrix(columns_of_weight.transpose()))];
+            let bias = linear
+                .bias
+                .as_ref()
+                .map(|bias| Values::Vector(bias.val().slice_dim(0, columns.clone())));
+            tensors.extend(bias.map(|values| Stored {
+                name: format!("{name}.bias"),
+                values,
+            }));
+            tensors
+        }
+    })
+}
+
+impl Values {
+    fn shape(&self) -> Vec<usize> {
+        match self {
+            Self::Vector(tensor) => tensor.dims().to_vec(),
+            Self::Matrix(tensor) => tensor.dims().to_vec(),
+        }
+    }
+
+    fn read(self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let values = match self {
+            Self::Vector(tensor) => tensor.try_into_vec_as::<f32>(),
+            Self::Matrix(tensor) => tensor.try_into_vec_as::<f32>(),
+        };
+        values.map_err(|error| ModelError::Read {
+            tensor: name.into(),
+            reason: error.to_string(),
+        })
+    }
+}
+
+/// The number of `dtype` nearest to `value`.
+pub(crate) fn rounded(value: f32, dtype: FloatDType) -> f32 {
+    match dtype {
+        FloatDType::F16 => f16::from_f32(value).to_f32(),
+        FloatDType::BF16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+/// `values` in `dtype`, little-endian.
+pub(crate) fn bytes(
+    tensor: &str,
+    values: &[f32],
+    dtype: FloatDType,
+) -> Result<Vec<u8>, ModelError> {
+    if let Some((index, &value)) = values
+        .iter()
+        .enumerate()
+        .find(|&(_, &value)| !rounded(value, dtype).is_finite())
+    {
+        return Err(ModelError::NotRepresentable {
+            tensor: tensor.into(),
+            index,
+            value,
+            dtype,
+        });
+    }
+    Ok(match dtype {
+        FloatDType::F16 => values
+            .iter()
+            .flat_map(|&value| f16::from_f32(value).to_le_bytes())
+            .collect(),
+        FloatDType::BF16 => values
+            .iter()
+            .flat_map(|&value| bf16::from_f32(value).to_le_bytes())
+            .collect(),
+        _ => values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect(),
+    })
+}

@@ -1,0 +1,20 @@
+//! Tests across modules: folders of random models, opened and run on Flex, against a reference that
+//! shares no code with the model.
+
+mod architectures;
+mod awq;
+mod bad_input;
+mod calibrate;
+mod engine;
+mod evaluate;
+mod folder;
+mod generate;
+mod golden;
+mod joined;
+mod model;
+mod overrides;
+mod perplexity;
+mod quantize;
+mod reference;
+mod samples;
+pub(crate) mod support;

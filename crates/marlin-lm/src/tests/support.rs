@@ -1,0 +1,265 @@
+//! Random models in Hugging Face folders, and other helpers of the tests.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, FloatDType};
+use half::{bf16, f16};
+use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
+use rand::RngExt;
+use rand::rngs::StdRng;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+
+use crate::{Architecture, LanguageModel, Model, ModelConfig, OpenOptions};
+
+pub(crate) use marlin_testing::{relative_error, rng};
+
+/// Tensors of a checkpoint by name: shape and values, row-major.
+pub(crate) type Weights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// A model of two layers whose sizes are no powers of two.
+pub(crate) fn config() -> ModelConfig {
+    config_with(json!({}))
+}
+
+/// Returns the config of [`config`], with `fields` set.
+pub(crate) fn config_with(fields: Value) -> ModelConfig {
+    serde_json::from_value(config_json(fields)).unwrap()
+}
+
+pub(crate) fn config_json(fields: Value) -> Value {
+    let mut config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 71, "hidden_size": 36, "intermediate_size": 52,
+        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 96,
+        "eos_token_id": 2,
+    });
+    for (name, value) in fields.as_object().unwrap() {
+        config[name] = value.clone();
+    }
+    config
+}
+
+/// Returns a config of an architecture: the config of [`config`] with a `head_dim` of 10, and with
+/// `fields` set.
+pub(crate) fn config_of(architecture: Architecture, fields: Value) -> ModelConfig {
+    let mut json = config_json(json!({ "architectures": [architecture.class()], "head_dim": 10 }));
+    json.as_object_mut()
+        .unwrap()
+        .extend(fields.as_object().unwrap().clone());
+    serde_json::from_value(json).unwrap()
+}
+
+/// Returns random weights by their names in Hugging Face's files. Their magnitudes give attention
+/// distinct maxima and keep the residual stream in range.
+pub(crate) fn random_weights(config: &ModelConfig, rng: &mut StdRng) -> Weights {
+    let mut weights = Weights::new();
+    let mut add = |name: String, shape: Vec<usize>, centre: f32, spread: f32| {
+        let values = (0..shape.iter().product())
+            .map(|_| centre + spread * (2.0 * rng.random::<f32>() - 1.0))
+            .collect();
+        weights.insert(name, (shape, values));
+    };
+    let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+    let (query, key_value) = (
+        config.num_attention_heads * config.head_dim,
+        config.num_key_value_heads * config.head_dim,
+    );
+    let output_bias = config.attention_bias && config.architecture != Architecture::Qwen2;
+    let mut projections = vec![
+        ("self_attn.o_proj", hidden, query, output_bias),
+        ("mlp.down_proj", hidden, intermediate, config.mlp_bias),
+    ];
+    if config.architecture == Architecture::Phi3 {
+        projections.push(("self_attn.qkv_proj", query + 2 * key_value, hidden, false));
+        projections.push(("mlp.gate_up_proj", 2 * intermediate, hidden, false));
+    } else {
+        projections.extend([
+            ("self_attn.q_proj", query, hidden, config.attention_bias),
+            ("self_attn.k_proj", key_value, hidden, config.attention_bias),
+            ("self_attn.v_proj", key_value, hidden, config.attention_bias),
+            ("mlp.gate_proj", intermediate, hidden, config.mlp_bias),
+            ("mlp.up_proj", intermediate, hidden, config.mlp_bias),
+        ]);
+    }
+    add(
+        "model.embed_tokens.weight".into(),
+        vec![config.vocab_size, hidden],
+        0.0,
+        1.0,
+    );
+    for layer in 0..config.num_hidden_layers {
+        for &(name, n, k, bias) in &projections {
+            add(
+                format!("model.layers.{layer}.{name}.weight"),
+                vec![n, k],
+                0.0,
+                2.0 / (k as f32).sqrt(),
+            );
+            if bias {
+                add(
+                    format!("model.layers.{layer}.{name}.bias"),
+                    vec![n],
+                    0.0,
+                    0.5,
+                );
+            }
+        }
+        add(
+            format!("model.layers.{layer}.input_layernorm.weight"),
+            vec![hidden],
+            1.0,
+            0.5,
+        );
+        add(
+            format!("model.layers.{layer}.post_attention_layernorm.weight"),
+            vec![hidden],
+            1.0,
+            0.5,
+        );
+        if config.architecture == Architecture::Qwen3 {
+            add(
+                format!("model.layers.{layer}.self_attn.q_norm.weight"),
+                vec![config.head_dim],
+                1.5,
+                0.5,
+            );
+            add(
+                format!("model.layers.{layer}.self_attn.k_norm.weight"),
+                vec![config.head_dim],
+                1.5,
+                0.5,
+            );
+        }
+    }
+    add("model.norm.weight".into(), vec![hidden], 1.0, 0.5);
+    if !config.tie_word_embeddings {
+        add(
+            "lm_head.weight".into(),
+            vec![config.vocab_size, hidden],
+            0.0,
+            2.0 / (hidden as f32).sqrt(),
+        );
+    }
+    weights
+}
+
+/// Returns the bytes of values in a file of `dtype`: F16, BF16 or otherwise F32.
+pub(crate) fn bytes(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::F16 => values
+            .iter()
+            .flat_map(|&value| f16::from_f32(value).to_le_bytes())
+            .collect(),
+        Dtype::BF16 => values
+            .iter()
+            .flat_map(|&value| bf16::from_f32(value).to_le_bytes())
+            .collect(),
+        _ => values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect(),
+    }
+}
+
+/// Creates a temporary folder. Returns it with the path in it for a checkpoint.
+pub(crate) fn temporary() -> (tempfile::TempDir, PathBuf) {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("model");
+    (parent, dir)
+}
+
+pub(crate) fn write_folder(dir: &Path, config: &ModelConfig, weights: &Weights, dtype: Dtype) {
+    let mut writer = CheckpointWriter::create(dir).unwrap();
+    writer
+        .write_file("config.json", config.to_json().to_string().as_bytes())
+        .unwrap();
+    writer
+        .declare(
+            weights
+                .iter()
+                .map(|(name, (shape, _))| TensorSpec::new(name.as_str(), dtype, shape.as_slice())),
+        )
+        .unwrap();
+    for (name, (_, values)) in weights {
+        writer.write_tensor(name, &bytes(values, dtype)).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// Writes a folder like [`write_folder`], in f32, with `shards` files and an index.
+pub(crate) fn write_sharded(dir: &Path, config: &ModelConfig, weights: &Weights, shards: usize) {
+    std::fs::create_dir(dir).unwrap();
+    std::fs::write(dir.join("config.json"), config.to_json().to_string()).unwrap();
+    let names: Vec<&String> = weights.keys().collect();
+    let mut map = serde_json::Map::new();
+    for (index, names) in names.chunks(names.len().div_ceil(shards)).enumerate() {
+        let file = format!("model-{:05}-of-{shards:05}.safetensors", index + 1);
+        let data: Vec<_> = names
+            .iter()
+            .map(|name| {
+                (
+                    *name,
+                    &weights[*name].0,
+                    bytes(&weights[*name].1, Dtype::F32),
+                )
+            })
+            .collect();
+        let views = data.iter().map(|(name, shape, data)| {
+            (
+                *name,
+                TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap(),
+            )
+        });
+        std::fs::write(
+            dir.join(&file),
+            safetensors::serialize(views, None).unwrap(),
+        )
+        .unwrap();
+        map.extend(
+            names
+                .iter()
+                .map(|name| (name.to_string(), file.clone().into())),
+        );
+    }
+    std::fs::write(
+        dir.join("model.safetensors.index.json"),
+        json!({ "weight_map": map }).to_string(),
+    )
+    .unwrap();
+}
+
+pub(crate) fn options() -> OpenOptions {
+    OpenOptions {
+        dtype: Some(FloatDType::F32),
+        max_len: None,
+        with_tokenizer: false,
+        head: None,
+    }
+}
+
+pub(crate) fn open(dir: &Path) -> LanguageModel {
+    LanguageModel::open(dir, &Device::flex(), &options()).unwrap()
+}
+
+pub(crate) fn random_tokens(count: usize, vocab: usize, rng: &mut StdRng) -> Vec<u32> {
+    (0..count)
+        .map(|_| rng.random_range(0..vocab as u32))
+        .collect()
+}
+
+/// Checks that a quantised model computes the same as the float model with the values of its
+/// weights.
+pub(crate) fn check_dequantized(model: &Model, tokens: &[u32]) {
+    let mut float = model.clone();
+    float.dequantize();
+    let [found, expected] = [model, &float].map(|model| super::model::full(model, tokens, 1));
+    let error = relative_error(&found, &expected);
+    assert!(error < 1e-5, "{error}");
+}
+
+/// Returns a `tokenizer.json` of byte-level BPE with the bytes 0..=255 as tokens, then `<s>` 256
+/// and `</s>` 257. It starts texts with `<s>`.
+pub(crate) fn byte_level_tokenizer() -> Value {
+    serde_json::from_str(include_str!("../../../marlin-text/tests/byte_level.json")).unwrap()
+}

@@ -1,0 +1,349 @@
+//! Compilation of a pass's kernels before the pass runs, on all cores.
+//!
+//! CubeCL compiles a kernel on the thread of its device when the kernel is first launched there, so
+//! kernels are compiled one after the other. [`compile`] runs each operation of a pass once on one
+//! of several servers of the same card. Each server has its own thread, and the results of the
+//! operations are discarded. The compiled kernels are then in CubeCL's cache on disk, from which
+//! the device loads them.
+
+use crate::kernels::attention::AttentionShape;
+use burn::tensor::Device;
+use marlin_format::WeightDescriptor;
+use marlin_kernels::{Epilogue, Prologue};
+
+/// The properties of a pass that determine its kernels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PassShape {
+    /// The shapes of the pass's attention, one for each kind of layer.
+    pub attention: Vec<AttentionShape>,
+    /// The number of rows for which the lm_head computes logits: the rows of a step, or the last
+    /// rows of prompts.
+    pub last_rows: usize,
+    /// The matmuls of the layers.
+    pub layers: Vec<LinearShape>,
+    /// The matmul of the lm_head, [hidden, vocab].
+    pub head: LinearShape,
+}
+
+/// A linear layer, with the prologue and the epilogue of its matmul.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinearShape {
+    /// The weight of the layer.
+    pub weight: LinearWeight,
+    /// True if the layer has a bias.
+    pub bias: bool,
+    /// The operation on the activations before the matmul.
+    pub prologue: Prologue,
+    /// The operation on the outputs after the matmul.
+    pub epilogue: Epilogue,
+}
+
+/// The weight of a linear layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LinearWeight {
+    /// A float weight [K, N] in the dtype of the activations, the transpose of a contiguous [N, K].
+    Float([usize; 2]),
+    /// A quantised weight.
+    Quantized(WeightDescriptor),
+}
+
+impl LinearWeight {
+    /// Returns the dimensions [K, N] of the weight.
+    pub fn dims(&self) -> [usize; 2] {
+        match self {
+            Self::Float(dims) => *dims,
+            Self::Quantized(descriptor) => [descriptor.k, descriptor.n],
+        }
+    }
+}
+
+/// The numbers of operations that were run so that their kernels are compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CompiledAhead {
+    /// The number of all operations; 0 on a device that is not a CUDA device.
+    pub operations: usize,
+    /// The number of operations that could not run. Their kernels are compiled when they are first
+    /// launched.
+    pub failed: usize,
+}
+
+/// Compiles the kernels of passes for a CUDA device into CubeCL's cache on disk, and waits until
+/// the compilation is complete. On other devices the function does nothing.
+///
+/// Meanwhile, the card's memory holds the operands, weights included, of as many operations at a
+/// time as the machine has cores.
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(
+        unused_variables,
+        reason = "other runtimes compile on the thread that launches"
+    )
+)]
+pub fn compile(device: &Device, passes: &[PassShape]) -> CompiledAhead {
+    #[cfg(feature = "cuda")]
+    if let burn::backend::DispatchDevice::Cube(device) = device.as_dispatch() {
+        return servers::compile(device, passes);
+    }
+    CompiledAhead::default()
+}
+
+#[cfg(feature = "cuda")]
+mod servers {
+    use super::{CompiledAhead, LinearShape, LinearWeight, PassShape};
+    use crate::kernels::attention::{AttentionPass, AttentionShape};
+    use crate::kernels::flash::TILE_WORDS;
+    use crate::kernels::sample::BITMAPS;
+    use crate::kernels::{SequenceState, flash};
+    use crate::ops::DecodeBackend;
+    use burn::tensor::{DType, Shape};
+    use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+    use burn_cubecl::tensor::CubeTensor;
+    use burn_cubecl::{CubeBackend, CubeDevice};
+    use burn_marlin::backend::{OptionalFloat, QuantBackend, float_dtype};
+    use cubecl::bytes::Bytes;
+    use cubecl::client::Client;
+    use marlin_format::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
+    use marlin_kernels::{ActivationDtype, Epilogue, Prologue, further_server};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    /// The epsilon of norms. Any value is valid, because the epsilon is an argument of a kernel and
+    /// not part of its source.
+    const EPSILON: f64 = 1e-5;
+
+    pub(super) fn compile(device: &CubeDevice, passes: &[PassShape]) -> CompiledAhead {
+        let client = device.client();
+        if further_server(&client, 0).is_none() {
+            return CompiledAhead::default();
+        }
+        let operations: Vec<Operation> = passes.iter().flat_map(operations).collect();
+        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let take = |number: usize| {
+            let Some(client) = further_server(&client, number) else {
+                return;
+            };
+            let tensors = Tensors {
+                client,
+                device: device.clone(),
+            };
+            while let Some(operation) = operations.get(next.fetch_add(1, Ordering::Relaxed)) {
+                operation(&tensors);
+                match cubecl::future::block_on(tensors.client.sync()) {
+                    Ok(()) => _ = done.fetch_add(1, Ordering::Relaxed),
+                    Err(error) => tracing::debug!(?error, "a kernel was not compiled ahead"),
+                }
+            }
+            if let Err(error) = tensors.client.memory_cleanup() {
+                tracing::debug!(
+                    ?error,
+                    "memory of operations that were compiled ahead is kept"
+                );
+            }
+        };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| {
+            let take = &take;
+            let threads: Vec<_> = (0..cores.min(operations.len()))
+                .map(|number| scope.spawn(move || take(number)))
+                .collect();
+            // A launch that is refused panics and ends its thread; the other threads continue.
+            threads.into_iter().for_each(|thread| _ = thread.join());
+        });
+        CompiledAhead {
+            operations: operations.len(),
+            failed: operations.len() - done.into_inner(),
+        }
+    }
+
+    type Operation = Box<dyn Fn(&Tensors) + Send + Sync>;
+
+    /// Returns the operations of a pass. The operations whose kernels take longest to compile come
+    /// first.
+    fn operations(pass: &PassShape) -> Vec<Operation> {
+        let (last_rows, head) = (pass.last_rows, pass.head.clone());
+        let Some(first) = pass.attention.first().copied() else {
+            return Vec::new();
+        };
+        let ([hidden, vocab], rows, dtype) = (head.weight.dims(), first.rows, first.dtype);
+        let mut operations: Vec<Operation> = Vec::new();
+        operations.extend(
+            pass.attention
+                .iter()
+                .map(|&shape| -> Operation { Box::new(move |tensors| attend(tensors, shape)) }),
+        );
+        if last_rows > 0 {
+            operations.push(Box::new(move |tensors| {
+                let (rows, bitmaps) = (
+                    tensors.rows(last_rows),
+                    tensors.words([BITMAPS * first.slots, vocab.div_ceil(32)]),
+                );
+                CubeBackend::decode_sample(
+                    tensors.floats([last_rows, vocab], dtype),
+                    rows,
+                    bitmaps,
+                    first.max_len,
+                );
+            }));
+            operations.push(Box::new(move |tensors| {
+                multiply(tensors, &head, last_rows, dtype)
+            }));
+        }
+        let layers = pass.layers.iter().cloned();
+        operations.extend(layers.map(|layer| -> Operation {
+            Box::new(move |tensors| multiply(tensors, &layer, rows, dtype))
+        }));
+        operations.push(Box::new(move |tensors| {
+            // The kernel is the same for a vocabulary of one token.
+            CubeBackend::decode_embed(tensors.floats([1, hidden], dtype), tensors.rows(rows));
+        }));
+        operations.push(Box::new(move |tensors| {
+            CubeBackend::decode_rms_norm(
+                tensors.floats([rows, hidden], dtype),
+                tensors.floats([hidden], dtype),
+                EPSILON,
+            );
+        }));
+        operations.push(Box::new(move |tensors| {
+            let [x, residual] = [(); 2].map(|()| tensors.floats([last_rows.max(1), hidden], dtype));
+            CubeBackend::decode_add_rms_norm(x, residual, tensors.floats([hidden], dtype), EPSILON);
+        }));
+        operations
+    }
+
+    fn attend(tensors: &Tensors, shape: AttentionShape) {
+        let AttentionShape {
+            rows,
+            slots,
+            kv_heads,
+            max_len,
+            head_dim,
+            max_positions,
+            rotary_dim,
+            dtype,
+            ..
+        } = shape;
+        let cache = || tensors.floats([slots, kv_heads, max_len, head_dim], dtype);
+        let table = || tensors.floats([max_positions, rotary_dim / 2], ActivationDtype::F32);
+        let norm = || {
+            OptionalFloat::from(
+                shape
+                    .norm_epsilon
+                    .map(|_| tensors.floats([head_dim], dtype)),
+            )
+        };
+        let words = match shape.pass {
+            AttentionPass::Step => [rows, shape.heads],
+            AttentionPass::Prompt => [flash::most_tiles(rows, slots), TILE_WORDS],
+        };
+        let qkv = tensors.floats([rows, shape.qkv_columns()], dtype);
+        let (keys, values, cos, sin) = (cache(), cache(), table(), table());
+        CubeBackend::decode_attention(
+            qkv,
+            tensors.rows(rows),
+            keys,
+            values,
+            cos,
+            sin,
+            norm(),
+            norm(),
+            tensors.words(words),
+            shape,
+        );
+    }
+
+    fn multiply(tensors: &Tensors, layer: &LinearShape, rows: usize, dtype: ActivationDtype) {
+        let [k, n] = layer.weight.dims();
+        let x = tensors.floats([rows, k], dtype);
+        let descriptor = match layer.weight {
+            LinearWeight::Quantized(descriptor) => descriptor,
+            LinearWeight::Float(_) => {
+                let mut out = CubeBackend::decode_linear(x, tensors.transposed([k, n], dtype));
+                if layer.epilogue == Epilogue::SwiGlu {
+                    out = CubeBackend::decode_silu_mul(out);
+                }
+                return drop(out);
+            }
+        };
+        let weight = tensors.quantized(descriptor.tensors()).into();
+        let bias = OptionalFloat::from(layer.bias.then(|| tensors.floats([n], dtype)));
+        if layer.prologue == Prologue::AddRmsNorm {
+            let (residual, norm) = (tensors.floats([rows, k], dtype), tensors.floats([k], dtype));
+            CubeBackend::decode_norm_linear(
+                x,
+                residual,
+                norm,
+                EPSILON,
+                weight,
+                descriptor,
+                bias,
+                layer.epilogue,
+            );
+        } else {
+            CubeBackend::quant_linear(x, weight, descriptor, bias);
+        }
+    }
+
+    /// A server on which operands are allocated.
+    struct Tensors {
+        client: Client,
+        device: CubeDevice,
+    }
+
+    impl Tensors {
+        /// Allocates a tensor of undefined values.
+        fn floats<const D: usize>(&self, shape: [usize; D], dtype: ActivationDtype) -> CubeTensor {
+            self.undefined(Shape::new(shape), float_dtype(dtype).into())
+        }
+
+        /// Allocates a tensor [K, N] of undefined values, the transpose of a contiguous [N, K].
+        fn transposed(&self, [k, n]: [usize; 2], dtype: ActivationDtype) -> CubeTensor {
+            let mut weight = self.floats([n, k], dtype);
+            weight.meta.swap(0, 1);
+            weight
+        }
+
+        /// Allocates an i32 tensor of zeros.
+        fn words<const D: usize>(&self, shape: [usize; D]) -> CubeTensor {
+            self.of_words(vec![0; shape.iter().product()], shape)
+        }
+
+        /// Allocates idle rows, whose tokens kernels neither read nor write.
+        fn rows(&self, rows: usize) -> CubeTensor {
+            self.of_words(
+                SequenceState::IDLE.to_words().repeat(rows),
+                [rows, SequenceState::WORDS],
+            )
+        }
+
+        fn of_words<const D: usize>(&self, words: Vec<i32>, shape: [usize; D]) -> CubeTensor {
+            let handle = self.client.create(Bytes::from_elems(words));
+            CubeTensor::new_contiguous(
+                self.client.clone(),
+                self.device.clone(),
+                Shape::new(shape),
+                handle,
+                DType::I32,
+            )
+        }
+
+        /// Allocates the tensors of a quantised weight, with undefined values.
+        fn quantized(&self, tensors: WeightTensors<TensorDescriptor>) -> WeightTensors<CubeTensor> {
+            tensors.map(|role, tensor| {
+                if role == WeightTensor::RowPermutation {
+                    // Kernels use the permutation as row indices, so its values must be valid:
+                    // zeros.
+                    return self.words(tensor.matrix_shape());
+                }
+                let dtype = match tensor.dtype {
+                    TensorDtype::Words => DType::I32,
+                    TensorDtype::Scale(scale) => float_dtype(scale.into()).into(),
+                };
+                self.undefined(Shape::from(tensor.shape().to_vec()), dtype)
+            })
+        }
+
+        fn undefined(&self, shape: Shape, dtype: DType) -> CubeTensor {
+            empty_device_contiguous_dtype(self.client.clone(), self.device.clone(), shape, dtype)
+        }
+    }
+}

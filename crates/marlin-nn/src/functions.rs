@@ -1,0 +1,391 @@
+//! The operations of a decode step as functions on tensors. The device of the tensors determines
+//! the implementation.
+//!
+//! | device | implementation |
+//! |---|---|
+//! | a CubeCL runtime with integers of 64 bits and arithmetic in the activations' dtype | kernels |
+//! | Flex | Rust on the host |
+//! | others, and every device with autodiff | Burn's operations, which read the rows to the host |
+
+use crate::attention_parts::AttentionParts;
+use crate::cache::LayerCache;
+use crate::device::{is_flex, takes};
+use crate::kernels::SequenceState;
+use crate::kernels::attention::AttentionPass;
+use crate::kernels::sample::BITMAPS;
+use crate::ops::DecodeBackend;
+use crate::portable;
+use burn::backend::Dispatch;
+use burn::tensor::kind::Basic;
+use burn::tensor::{Int, Tensor};
+use burn_marlin::QuantLinear;
+use burn_marlin::backend::activation_dtype;
+use marlin_kernels::{ActivationDtype, Epilogue};
+
+/// Returns the RMSNorm (arXiv 1910.07467) of `x` [.., hidden] over its last dimension: `x /
+/// sqrt(mean(x^2) + epsilon) * weight`, in the shape and dtype of `x`.
+///
+/// The normalisation is computed in f32 and rounded to the dtype of `x` before the weight is
+/// applied, as Hugging Face's Llama does.
+pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    if takes(&x) {
+        return Tensor::from_dispatch(Dispatch::decode_rms_norm(
+            x.into_dispatch(),
+            weight.into_dispatch(),
+            epsilon,
+        ));
+    }
+    portable::rms_norm(x, weight, epsilon)
+}
+
+/// Returns the RMSNorm of `residual + x`, and the sum `residual + x`. The sum is rounded to the
+/// dtype before it is normalised.
+pub fn add_rms_norm<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    weight: Tensor<1>,
+    epsilon: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    if takes(&x) {
+        let (normalised, sum) = Dispatch::decode_add_rms_norm(
+            x.into_dispatch(),
+            residual.into_dispatch(),
+            weight.into_dispatch(),
+            epsilon,
+        );
+        return (
+            Tensor::from_dispatch(normalised),
+            Tensor::from_dispatch(sum),
+        );
+    }
+    let sum = residual + x;
+    (portable::rms_norm(sum.clone(), weight, epsilon), sum)
+}
+
+/// Applies a linear layer to the RMSNorm of `residual + x`. Returns the output of the layer, and
+/// the sum `residual + x`. The computation is that of [`add_rms_norm`] followed by the layer. For
+/// one row on NVIDIA cards from compute capability 9.0 on, the norm and the layer run in one
+/// launch.
+///
+/// With [`Epilogue::SwiGlu`] the layer computes the gate and up projections side by side, and the
+/// output is [`silu_mul`] of the projections. On tensor cores the matmul kernel computes SwiGLU
+/// before it rounds the projections.
+///
+/// # Panics
+/// Panics if the last dimension of `x` is not K, or if `residual` has another shape than `x`.
+pub fn norm_linear<const D: usize>(
+    linear: &QuantLinear,
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    norm: Tensor<1>,
+    epsilon: f64,
+    epilogue: Epilogue,
+) -> (Tensor<D>, Tensor<D>) {
+    let weight = linear.weight();
+    if !takes(&x) || weight.adapter().is_some() {
+        let (x, sum) = add_rms_norm(x, residual, norm, epsilon);
+        return (apply(epilogue, linear.forward(x)), sum);
+    }
+    let ([k, _], found, features) = (weight.dims(), x.dims(), norm.dims()[0]);
+    assert!(
+        found.last() == Some(&k) && residual.dims() == found && features == k,
+        "activations {found:?}, a residual stream {:?} and a norm of {features} features, the weight has K = {k}",
+        residual.dims()
+    );
+    let bias = linear.bias_in(x.dtype()).map(Tensor::into_dispatch).into();
+    let [x, residual, norm] = [
+        x.into_dispatch(),
+        residual.into_dispatch(),
+        norm.into_dispatch(),
+    ];
+    let (out, sum) = Dispatch::decode_norm_linear(
+        x,
+        residual,
+        norm,
+        epsilon,
+        weight.to_op(),
+        weight.descriptor(),
+        bias,
+        epilogue,
+    );
+    (Tensor::from_dispatch(out), Tensor::from_dispatch(sum))
+}
+
+/// Applies an epilogue to the output of a matmul.
+pub fn apply<const D: usize>(epilogue: Epilogue, out: Tensor<D>) -> Tensor<D> {
+    match epilogue {
+        Epilogue::None => out,
+        Epilogue::SwiGlu => silu_mul(out),
+    }
+}
+
+/// Returns SwiGLU (arXiv 2002.05202), `silu(gate) * up` [.., features], of `gate_up` [.., 2 *
+/// features]. The gates are the first half of the last dimension.
+pub fn silu_mul<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
+    if takes(&gate_up) {
+        return Tensor::from_dispatch(Dispatch::decode_silu_mul(gate_up.into_dispatch()));
+    }
+    portable::silu_mul(gate_up)
+}
+
+/// Returns the embeddings [rows, hidden] of the rows' tokens from `table` [vocab, hidden]. Skipped
+/// rows, and rows whose token is outside the vocabulary, get zeros.
+pub fn embed(table: Tensor<2>, rows: &Tensor<2, Int>) -> Tensor<2> {
+    if takes(&table) {
+        return Tensor::from_dispatch(Dispatch::decode_embed(
+            table.into_dispatch(),
+            rows.clone().into_dispatch(),
+        ));
+    }
+    portable::embed(table, rows)
+}
+
+/// Applies a float linear layer: returns `x` [.., K] times `weight` [K, N], plus `bias` `[N]`, in
+/// the shape [.., N].
+///
+/// A product of few rows runs in [a separate kernel](marlin_kernels::matmul::lm_head) if the weight
+/// is the transpose of a contiguous [N, K], as checkpoints store it. Burn's matmul would read such
+/// a weight at a quarter of the card's bandwidth. Other products run in Burn's matmul; on CUDA in
+/// 16 bits, in one of Burn's kernels for tensor cores, without autotuning, as in [`matmul`].
+pub fn linear<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
+    if !takes(&x) || weight.dtype() != x.dtype() {
+        return burn::tensor::module::linear(x, weight, bias);
+    }
+    let (mut shape, [k, n]) = (x.shape(), weight.dims());
+    let rows = shape.num_elements() / k.max(1);
+    shape[D - 1] = n;
+    let out = Dispatch::decode_linear(x.reshape([rows, k]).into_dispatch(), weight.into_dispatch());
+    let out = Tensor::<2>::from_dispatch(out).reshape(shape);
+    match bias {
+        Some(bias) => out + bias.unsqueeze(),
+        None => out,
+    }
+}
+
+/// Multiplies the matrices of a prompt's attention: [batch, heads, M, K] times [batch, heads, K,
+/// N].
+///
+/// The product runs in Burn's matmul, but on CUDA in 16 bits it always runs in one of Burn's
+/// kernels for tensor cores. [`Tensor::matmul`] would compile and time all of its kernels, which
+/// takes minutes on an H200 for the first prompt (one kernel alone compiles for 70 s).
+/// [`Tensor::matmul`] would also keep the fastest kernel for other lengths, and in Burn 0.22.1 some
+/// kernels fail for those lengths.
+pub fn matmul(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
+    if takes(&lhs) && lhs.dtype() == rhs.dtype() {
+        return Tensor::from_dispatch(Dispatch::decode_matmul(
+            lhs.into_dispatch(),
+            rhs.into_dispatch(),
+        ));
+    }
+    lhs.matmul(rhs)
+}
+
+/// Returns the attention of a step, [rows, heads * head_dim]. The function normalises the queries
+/// and keys of `qkv` [rows, (heads + 2 * kv_heads) * head_dim], rotates them by each row's
+/// position, writes keys and values to the cache, and attends to the positions of each row's slot
+/// up to the row's own position.
+///
+/// `arrival_counters` are zeros [rows, heads] ([`words`](crate::words)) and are zero again after
+/// the call. The output of skipped rows is undefined. No two rows may have the same slot.
+///
+/// In a [recorded](burn::tensor::capture) pass, `rows` and the cached keys and values before each
+/// row's position must be complete before the pass begins. Kernels that
+/// [overlap](marlin_kernels::pdl) read `rows` and the cache while earlier kernels of the pass still
+/// run. A recording therefore contains exactly one step.
+///
+/// # Panics
+/// Panics if the shapes do not match.
+pub fn attention(
+    qkv: Tensor<2>,
+    rows: &Tensor<2, Int>,
+    cache: LayerCache<'_>,
+    arrival_counters: &Tensor<2, Int>,
+    parts: &AttentionParts,
+) -> Tensor<2> {
+    attend(
+        AttentionPass::Step,
+        qkv,
+        rows,
+        cache,
+        arrival_counters,
+        parts,
+    )
+}
+
+/// Returns the attention of the tokens of prompts, as [`attention`] does for a step. The rows of a
+/// slot must be in the order of their positions.
+///
+/// `tiles` is the table of the rows' tiles ([`tiles`](crate::tiles)), i32 [tiles,
+/// [`TILE_WORDS`](crate::TILE_WORDS)].
+///
+/// # Panics
+/// Panics if the shapes do not match.
+pub fn prompt_attention(
+    qkv: Tensor<2>,
+    rows: &Tensor<2, Int>,
+    cache: LayerCache<'_>,
+    tiles: &Tensor<2, Int>,
+    parts: &AttentionParts,
+) -> Tensor<2> {
+    attend(AttentionPass::Prompt, qkv, rows, cache, tiles, parts)
+}
+
+/// Returns the attention of a pass. `words` are the arrival counters of a step, or the tiles of
+/// prompts.
+fn attend(
+    pass: AttentionPass,
+    qkv: Tensor<2>,
+    rows: &Tensor<2, Int>,
+    cache: LayerCache<'_>,
+    words: &Tensor<2, Int>,
+    parts: &AttentionParts,
+) -> Tensor<2> {
+    let [count, columns] = qkv.dims();
+    let [_, kv_heads, _, head_dim] = cache.keys.dims();
+    let heads = parts.heads;
+    assert!(
+        columns == (heads + 2 * kv_heads) * head_dim
+            && rows.dims() == [count, SequenceState::WORDS]
+            && cache.values.dims() == cache.keys.dims(),
+        "{columns} features do not fit {heads} heads, {kv_heads} of keys, of {head_dim}"
+    );
+    let [cos, sin] = &parts.rope;
+    let dtype = activation_dtype(qkv.dtype()).unwrap_or(ActivationDtype::F32);
+    let shape = parts.shape(pass, count, cache.keys.dims(), dtype);
+    if !takes(&qkv) || shape.check().is_err() {
+        return portable::attention(qkv, rows, cache, parts);
+    }
+    let norm = |index: usize| {
+        parts
+            .norms
+            .as_ref()
+            .map(|(weights, _)| weights[index].clone().into_dispatch())
+            .into()
+    };
+    let (out, keys, values) = Dispatch::decode_attention(
+        qkv.into_dispatch(),
+        rows.clone().into_dispatch(),
+        taken(cache.keys).into_dispatch(),
+        taken(cache.values).into_dispatch(),
+        cos.clone().into_dispatch(),
+        sin.clone().into_dispatch(),
+        norm(0),
+        norm(1),
+        words.clone().into_dispatch(),
+        shape,
+    );
+    (*cache.keys, *cache.values) = (Tensor::from_dispatch(keys), Tensor::from_dispatch(values));
+    Tensor::from_dispatch(out)
+}
+
+/// Returns a tensor for an operation that writes it in place. The caller replaces `tensor` by the
+/// result of the operation.
+///
+/// On Flex, an operation writes in place only if it holds the sole reference to the memory, so
+/// `tensor` is extracted. Kernels write in place even if other tensors share the memory, so
+/// `tensor` is cloned for other devices. There, [`Tensor::extract`] would leave a tensor of no
+/// elements, whose allocation can be refused while a graph is recorded.
+fn taken<const D: usize, K: Basic>(tensor: &mut Tensor<D, K>) -> Tensor<D, K> {
+    if is_flex(&tensor.device()) {
+        tensor.extract()
+    } else {
+        tensor.clone()
+    }
+}
+
+/// Chooses the next token of each row from logits [rows, vocab], as documented in
+/// [`kernels::sample`](crate::kernels::sample). The function writes the token and the next
+/// position, or the status in which the sequence ended, to the row.
+///
+/// `bitmaps` [[`BITMAPS`] * slots, vocab / 32 rounded up] has two consecutive rows for each slot.
+/// The first is the bitmap of the tokens that occurred in the slot's sequence, to which the chosen
+/// token is added; the second is the bitmap of the slot's suppressed tokens.
+///
+/// `max_len` is the number of positions of the context window.
+///
+/// # Panics
+/// Panics if the shapes do not match.
+pub fn sample(
+    logits: Tensor<2>,
+    rows: &mut Tensor<2, Int>,
+    bitmaps: &mut Tensor<2, Int>,
+    max_len: usize,
+) {
+    let ([count, vocab], [of_slots, words]) = (logits.dims(), bitmaps.dims());
+    assert!(
+        rows.dims() == [count, SequenceState::WORDS]
+            && words == vocab.div_ceil(32)
+            && of_slots.is_multiple_of(BITMAPS),
+        "logits [{count}, {vocab}], {of_slots} bitmaps of {words} words"
+    );
+    if !takes(&logits) || !can_sample(&logits, of_slots / BITMAPS, max_len) {
+        return portable::sample(logits, rows, bitmaps, max_len);
+    }
+    let (written, marked) = Dispatch::decode_sample(
+        logits.into_dispatch(),
+        taken(rows).into_dispatch(),
+        taken(bitmaps).into_dispatch(),
+        max_len,
+    );
+    (*rows, *bitmaps) = (
+        Tensor::from_dispatch(written),
+        Tensor::from_dispatch(marked),
+    );
+}
+
+/// Returns the log-likelihoods log(softmax(logits)\[token\]), f32 `[rows]`, of `tokens`, i32
+/// `[rows]`, under `logits` [rows, vocab]. The result is 0 for negative tokens, and NaN for tokens
+/// outside the vocabulary.
+///
+/// # Panics
+/// Panics if the shapes do not match.
+pub fn log_likelihoods(logits: Tensor<2>, tokens: Tensor<1, Int>) -> Tensor<1> {
+    let ([rows, vocab], [count]) = (logits.dims(), tokens.dims());
+    assert!(rows == count, "{count} tokens under {rows} rows of logits");
+    if !takes(&logits) {
+        return portable::log_likelihoods(logits, tokens, vocab);
+    }
+    Tensor::from_dispatch(Dispatch::decode_log_likelihoods(
+        logits.into_dispatch(),
+        tokens.into_dispatch(),
+    ))
+}
+
+/// Returns true if the device of `logits` can sample from a vocabulary of this size. The device
+/// must run the operations of a step as kernels or in Rust ([`takes`]).
+#[cfg_attr(
+    not(feature = "cubecl-runtime"),
+    allow(unused_variables, reason = "the host has no limit")
+)]
+fn can_sample(logits: &Tensor<2>, slots: usize, max_len: usize) -> bool {
+    #[cfg(feature = "cubecl-runtime")]
+    if let Some(client) = burn_marlin::device::client(&logits.device()) {
+        use crate::kernels::sample::{SampleShape, check_device};
+        let ([rows, vocab], dtype) = (
+            logits.dims(),
+            activation_dtype(logits.dtype()).unwrap_or(ActivationDtype::F32),
+        );
+        let checked = check_device(
+            &client,
+            &SampleShape {
+                rows,
+                vocab,
+                slots,
+                max_len,
+                dtype,
+            },
+        );
+        return match checked {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(%error, "the host samples");
+                false
+            }
+        };
+    }
+    true
+}

@@ -1,0 +1,266 @@
+//! Compares the operations of a decode step with a reference in f64.
+
+use super::{Attention, rms_norm, silu_mul};
+use crate::kernels::attention::{AttentionPass, AttentionShape};
+use crate::kernels::{SequenceState, SequenceStatus};
+use half::f16;
+use marlin_kernels::ActivationDtype;
+use marlin_kernels::matmul::host::HostFloat;
+use marlin_kernels::matmul::host::lm_head::head;
+use marlin_testing::seed;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+fn random<T: HostFloat>(count: usize, rng: &mut StdRng) -> Vec<T> {
+    (0..count)
+        .map(|_| T::from_f32(rng.random_range(-1.0f32..1.0)))
+        .collect()
+}
+
+fn f64s<T: HostFloat>(values: &[T]) -> Vec<f64> {
+    values
+        .iter()
+        .map(|value| f64::from(value.to_f32()))
+        .collect()
+}
+
+fn expect<T: HostFloat>(what: &str, seed: u64, found: &[T], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (found, expected)) in f64s(found).into_iter().zip(expected).enumerate() {
+        assert!(
+            (found - expected).abs() <= tolerance * (expected.abs() + 1.0),
+            "{what}, seed {seed}, value {i}: {found} for {expected}"
+        );
+    }
+}
+
+fn normalised(x: &[f64], weight: &[f64], epsilon: f64) -> Vec<f64> {
+    let root = (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + epsilon).sqrt();
+    x.iter()
+        .zip(weight)
+        .map(|(x, weight)| x / root * weight)
+        .collect()
+}
+
+fn rows_agree<T: HostFloat>(tolerance: f64) {
+    let seed = seed();
+    let rng = &mut StdRng::seed_from_u64(seed);
+    for (rows, features) in [(1, 1), (1, 576), (3, 130), (8, 61)] {
+        let (x, weight) = (
+            random::<T>(rows * features, rng),
+            random::<T>(features, rng),
+        );
+        let expected: Vec<f64> = f64s(&x)
+            .chunks(features)
+            .flat_map(|row| normalised(row, &f64s(&weight), 1e-5))
+            .collect();
+        expect(
+            "norm",
+            seed,
+            &rms_norm(&x, &weight, 1e-5),
+            &expected,
+            tolerance,
+        );
+
+        let gate_up = random::<T>(2 * rows * features, rng);
+        let product = |row: &[f64]| {
+            let (gates, ups) = row.split_at(features);
+            gates
+                .iter()
+                .zip(ups)
+                .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
+                .collect::<Vec<_>>()
+        };
+        let expected: Vec<f64> = f64s(&gate_up)
+            .chunks(2 * features)
+            .flat_map(product)
+            .collect();
+        expect(
+            "silu",
+            seed,
+            &silu_mul(&gate_up, features),
+            &expected,
+            tolerance,
+        );
+
+        let columns = 700;
+        let table = random::<T>(columns * features, rng);
+        let dot = |x: &[f64], weights: &[f64]| {
+            x.iter()
+                .zip(weights)
+                .map(|(x, weight)| x * weight)
+                .sum::<f64>()
+        };
+        let (xs, weights) = (f64s(&x), f64s(&table));
+        let expected: Vec<f64> = xs
+            .chunks(features)
+            .flat_map(|x| weights.chunks(features).map(move |weights| dot(x, weights)))
+            .collect();
+        expect(
+            "head",
+            seed,
+            &head(&x, &table, features),
+            &expected,
+            tolerance,
+        );
+    }
+}
+
+#[test]
+fn rows_in_f32_agree_with_f64() {
+    rows_agree::<f32>(1e-5);
+}
+
+#[test]
+fn rows_in_f16_agree_with_f64() {
+    rows_agree::<f16>(2e-3);
+}
+
+/// Compares attention with the reference: the cache changes only at each row's position, and rows
+/// that are idle or outside the cache give zeros.
+fn attention_agrees<T: HostFloat>(
+    [head_dim, rotary_dim]: [usize; 2],
+    window: Option<usize>,
+    with_norms: bool,
+    positions: [u32; 2],
+    tolerance: f64,
+) {
+    let seed = seed();
+    let rng = &mut StdRng::seed_from_u64(seed);
+    let (heads, kv_heads, slots, max_len) = (6, 2, 3, 600);
+    let shape = AttentionShape {
+        rows: 4,
+        heads,
+        kv_heads,
+        head_dim,
+        rotary_dim,
+        slots,
+        max_len,
+        max_positions: max_len,
+        window,
+        norm_epsilon: with_norms.then_some(1e-5),
+        dtype: ActivationDtype::F32,
+        pass: AttentionPass::Step,
+    };
+    let row = |status, slot| SequenceState {
+        status,
+        slot,
+        ..SequenceState::IDLE
+    };
+    let at = |position, slot| row(SequenceStatus::At(position), slot);
+    let rows = [
+        at(positions[0], 2),
+        row(SequenceStatus::Idle, 0),
+        at(positions[1], 0),
+        at(max_len as u32, 1),
+    ];
+    let half = rotary_dim / 2;
+    let angles: Vec<f64> = (0..max_len * half)
+        .map(|_| rng.random_range(0.0..6.0))
+        .collect();
+    let [cos, sin] = [f64::cos, f64::sin].map(|f: fn(f64) -> f64| {
+        angles
+            .iter()
+            .map(|&angle| f(angle) as f32)
+            .collect::<Vec<f32>>()
+    });
+    let norms = with_norms.then(|| [random::<T>(head_dim, rng), random::<T>(head_dim, rng)]);
+    let qkv = random::<T>(4 * (heads + 2 * kv_heads) * head_dim, rng);
+    let (mut keys, mut values) = (
+        random::<T>(slots * kv_heads * max_len * head_dim, rng),
+        random::<T>(slots * kv_heads * max_len * head_dim, rng),
+    );
+    let (mut all_keys, mut all_values) = (f64s(&keys), f64s(&values));
+
+    let attention = Attention {
+        shape,
+        cos: &cos,
+        sin: &sin,
+        norms: norms.as_ref().map(|[q, k]| [q.as_slice(), k.as_slice()]),
+    };
+    let out = attention.run(&qkv, &rows, &mut keys, &mut values);
+
+    let rotated = |x: &[f64], norm: usize, position: usize| {
+        let mut x = match &norms {
+            Some(norms) => normalised(x, &f64s(&norms[norm]), 1e-5),
+            None => x.to_vec(),
+        };
+        for i in 0..half {
+            let (cos, sin) = (
+                f64::from(cos[position * half + i]),
+                f64::from(sin[position * half + i]),
+            );
+            (x[i], x[i + half]) = (
+                x[i] * cos - x[i + half] * sin,
+                x[i + half] * cos + x[i] * sin,
+            );
+        }
+        x
+    };
+    let mut expected = vec![0.0; 4 * heads * head_dim];
+    for (index, qkv) in f64s(&qkv)
+        .chunks((heads + 2 * kv_heads) * head_dim)
+        .enumerate()
+    {
+        let (slot, position) = (
+            rows[index].slot as usize,
+            [positions[0], 0, positions[1], 0][index] as usize,
+        );
+        if index % 2 == 1 {
+            continue;
+        }
+        let head_of = |head: usize| &qkv[head * head_dim..(head + 1) * head_dim];
+        for head in 0..kv_heads {
+            let place = ((slot * kv_heads + head) * max_len + position) * head_dim;
+            all_keys[place..place + head_dim].copy_from_slice(&rotated(
+                head_of(heads + head),
+                1,
+                position,
+            ));
+            all_values[place..place + head_dim].copy_from_slice(head_of(heads + kv_heads + head));
+        }
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        for head in 0..heads {
+            let query = rotated(head_of(head), 0, position);
+            let place = |position: usize| {
+                ((slot * kv_heads + head / (heads / kv_heads)) * max_len + position) * head_dim
+            };
+            let dot = |position| {
+                (0..head_dim)
+                    .map(|i| query[i] * all_keys[place(position) + i])
+                    .sum::<f64>()
+            };
+            let weights: Vec<f64> = (first..=position)
+                .map(|position| (dot(position) / (head_dim as f64).sqrt()).exp())
+                .collect();
+            let total: f64 = weights.iter().sum();
+            for i in 0..head_dim {
+                let sum: f64 = weights
+                    .iter()
+                    .zip(first..)
+                    .map(|(weight, position)| weight * all_values[place(position) + i])
+                    .sum();
+                expected[(index * heads + head) * head_dim + i] = sum / total;
+            }
+        }
+    }
+    expect("attention", seed, &out, &expected, tolerance);
+    expect("keys", seed, &keys, &all_keys, tolerance);
+    expect("values", seed, &values, &all_values, tolerance);
+}
+
+#[test]
+fn attention_in_f32_agrees_with_f64() {
+    attention_agrees::<f32>([16, 16], None, false, [0, 599], 1e-5);
+    attention_agrees::<f32>([16, 8], Some(7), true, [3, 311], 1e-5);
+    attention_agrees::<f32>([16, 0], Some(1), false, [64, 65], 1e-5);
+    // These heads are not multiples of the SIMD lanes.
+    attention_agrees::<f32>([8, 8], None, false, [5, 70], 1e-5);
+    attention_agrees::<f32>([120, 60], None, true, [2, 33], 1e-5);
+}
+
+#[test]
+fn attention_in_f16_agrees_with_f64() {
+    attention_agrees::<f16>([16, 16], None, true, [17, 530], 3e-3);
+    attention_agrees::<f16>([24, 24], None, false, [9, 80], 3e-3);
+}

@@ -1,0 +1,146 @@
+//! The attention kernel.
+
+use super::block::{AttentionSizes, Place, place};
+use super::config::AttentionConfig;
+use super::finish::finish;
+use super::lane_group::{F8, load};
+use super::shape::AttentionPass;
+use super::softmax::{Sums, accumulate, score, start};
+use super::stage::{stage, stage_queries, write_token};
+use crate::kernels::SequenceState;
+use cubecl::prelude::*;
+use marlin_kernels::pdl::{launch_dependents, wait};
+
+/// Computes [`attention`](super::attention()). The buffers are those of
+/// [`AttentionArgs`](super::AttentionArgs). Keys and values are vectors of
+/// [`VECTOR`](super::shape::VECTOR) elements, stored as [`Held`](super::config::Held) defines. The
+/// grid is [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn attention<F: Float, H: Numeric, W: Size>(
+    qkv: &[F],
+    state: &[i32],
+    keys: &mut [Vector<H, W>],
+    values: &mut [Vector<H, W>],
+    cos: &[f32],
+    sin: &[f32],
+    q_norm: ComptimeOption<&[F]>,
+    k_norm: ComptimeOption<&[F]>,
+    out: &mut [F],
+    partials: &mut [f32],
+    arrival_counters: &mut [Atomic<u32>],
+    sizes: AttentionSizes,
+    #[comptime] config: AttentionConfig,
+    #[define(F)] _dtype: ElemType,
+    #[define(H)] _held: ElemType,
+) {
+    launch_dependents(config.uses_pdl);
+    // The cached positions and the state that a step reads are complete before the pass begins. The
+    // rows of prompts attend to keys and values that the previous kernel writes.
+    let is_step = comptime!(config.pass == AttentionPass::Step);
+    wait(comptime!(config.uses_pdl && !is_step));
+    let row = CUBE_POS_Z;
+    let position = state[(row * comptime!(SequenceState::WORDS as u32)
+        + comptime!(SequenceState::POSITION as u32)) as usize];
+    let slot = u32::cast_from(
+        state[(row * comptime!(SequenceState::WORDS as u32) + comptime!(SequenceState::SLOT as u32))
+            as usize],
+    );
+    let has_row = position >= 0 && u32::cast_from(position) < sizes.max_len && slot < sizes.slots;
+    let place = place(
+        row,
+        if has_row {
+            u32::cast_from(position)
+        } else {
+            0u32.runtime()
+        },
+        slot,
+        &sizes,
+        config,
+    );
+
+    // The first keys and values are loaded before q is staged, so that the loads overlap with the
+    // staging.
+    let held = comptime!(config.positions * config.lane_vectors());
+    let mut key = Array::<Vector<H, W>>::new(held);
+    let mut value = Array::<Vector<H, W>>::new(held);
+    if has_row && place.start < place.end {
+        load(&*keys, &mut key, place.start, &place, config);
+        load(&*values, &mut value, place.start, &place, config);
+    }
+
+    wait(comptime!(config.uses_pdl && is_step));
+    if !has_row || place.start >= place.end && !place.has_token {
+        terminate!();
+    }
+
+    // The block's query heads, then, in a step, the token's key and value.
+    let mut staged = Shared::<[f32]>::new_aligned_slice(
+        comptime!(config.staged_heads() * config.head_dim),
+        32usize,
+    );
+    if comptime!(is_step) {
+        stage(
+            qkv,
+            cos,
+            sin,
+            &q_norm,
+            &k_norm,
+            &mut staged,
+            &place,
+            &sizes,
+            config,
+        );
+    } else {
+        stage_queries(qkv, &mut staged, &place, &sizes, config);
+    }
+    sync_cube();
+
+    let mut sums = Sums {
+        best: Array::<f32>::new(config.heads),
+        total: Array::<f32>::new(config.heads),
+        out: Array::<F8>::new(comptime!(config.heads * config.lane_vectors())),
+    };
+    start(&mut sums, &staged, &place, config);
+    if comptime!(is_step) && place.has_token && place.is_first {
+        write_token::<F, H, W>(keys, values, &staged, &place, config);
+    }
+    attend::<F, H, W>(
+        &*keys, &*values, &mut key, &mut value, &staged, &mut sums, &place, config,
+    );
+    finish(
+        &sums,
+        out,
+        partials,
+        arrival_counters,
+        &place,
+        &sizes,
+        config,
+    );
+}
+
+/// Adds the cached positions of the block's split to the sums. `key` and `value` hold the keys and
+/// values of the first tile.
+#[cube]
+fn attend<F: Float, H: Numeric, W: Size>(
+    keys: &[Vector<H, W>],
+    values: &[Vector<H, W>],
+    key: &mut Array<Vector<H, W>>,
+    value: &mut Array<Vector<H, W>>,
+    staged: &Shared<[f32]>,
+    sums: &mut Sums,
+    place: &Place,
+    #[comptime] config: AttentionConfig,
+) {
+    // The next keys and values are loaded as soon as their registers are free. Past the end of the
+    // split, the last position is loaded again, and the result is not used.
+    let tile = comptime!((config.lane_groups() * config.positions) as u32);
+    let mut first = place.start;
+    while first < place.end {
+        let mut scores = Array::<f32>::new(comptime!(config.heads * config.positions));
+        score::<F, H, W>(&mut scores, &*key, staged, first, place, config);
+        load(keys, key, first + tile, place, config);
+        accumulate::<F, H, W>(sums, &mut scores, &*value, config);
+        load(values, value, first + tile, place, config);
+        first += tile;
+    }
+}

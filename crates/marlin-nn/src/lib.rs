@@ -1,0 +1,45 @@
+//! The operations of a decode step other than its quantised matmuls: attention over a KV cache,
+//! norms, rotary embedding, SwiGLU, the token embedding, the lm_head and sampling.
+//!
+//! One step runs a model on one token of each of several sequences. The state of a sequence is a
+//! [`SequenceState`]; the rows are a tensor [rows, [`SequenceState::WORDS`]] on the device, and
+//! [`sample`] writes the chosen token and the next position to it, so that the next step needs
+//! nothing from the host. On CUDA a step can be recorded with [`burn::tensor::capture`] and
+//! replayed: every tensor that a function takes by `&mut` is written in place and keeps its memory.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`ahead`] | compilation of a pass's kernels before the pass, on all cores |
+//! | [`kernels`] | the kernels in CubeCL, without Burn |
+//! | `host` | the same operations in Rust, for Burn's Flex backend |
+//! | [`ops`] | the kernels and `host` as operations of a Burn backend extension |
+//! | `portable` | the same operations in terms of Burn's operations, for every backend |
+//! | `cache` | the KV cache of a layer |
+//! | `rows` | writes and reads of a step's rows by the host |
+
+pub mod ahead;
+mod attention_parts;
+mod cache;
+mod device;
+mod error;
+mod functions;
+#[cfg(feature = "flex")]
+mod host;
+pub mod kernels;
+pub mod ops;
+mod portable;
+mod rows;
+
+pub use attention_parts::AttentionParts;
+pub use cache::{CacheShape, LayerCache, cache, write_cache};
+pub use device::{MAX_PASS_ROWS, has_flash_attention, has_kernels, takes_prompts};
+pub use error::DecodeError;
+pub use functions::{
+    add_rms_norm, apply, attention, embed, linear, log_likelihoods, matmul, norm_linear,
+    prompt_attention, rms_norm, sample, silu_mul,
+};
+pub use kernels::flash::{TILE_WORDS, most_tiles, tiles};
+pub use kernels::sample::{BITMAPS, bitmap};
+pub use kernels::{SequenceState, SequenceStatus};
+pub use portable::rotate;
+pub use rows::{RowsRead, read_rows, start_reading, words, write_rows, write_words};

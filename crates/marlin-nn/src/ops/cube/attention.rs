@@ -1,0 +1,111 @@
+//! The launches of the attention of a step and of prompts.
+
+use super::in_place;
+use crate::kernels::attention::{
+    self, AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget,
+};
+use crate::kernels::flash::{self, FlashArgs};
+use crate::kernels::{self, RopeCacheArgs};
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use burn_marlin::backend::cube::{buffer, empty};
+use marlin_kernels::{KernelError, Target};
+
+/// The operands of attention.
+pub(super) struct AttentionTensors {
+    pub qkv: CubeTensor,
+    pub rows: CubeTensor,
+    pub keys: CubeTensor,
+    pub values: CubeTensor,
+    pub cos: CubeTensor,
+    pub sin: CubeTensor,
+    /// The weights of the RMSNorms of query heads and of key heads.
+    pub norms: [Option<CubeTensor>; 2],
+}
+
+impl AttentionTensors {
+    /// Returns the attention of a step.
+    pub fn step(
+        &self,
+        arrival_counters: CubeTensor,
+        shape: &AttentionShape,
+    ) -> Result<CubeTensor, KernelError> {
+        self.attend(self.qkv.clone(), arrival_counters, shape)
+    }
+
+    /// Returns the attention of prompts, computed on tensor cores if [`flash::takes`] returns true,
+    /// otherwise row by row.
+    pub fn prompt(
+        &self,
+        tiles: CubeTensor,
+        shape: &AttentionShape,
+    ) -> Result<CubeTensor, KernelError> {
+        let client = &self.qkv.client;
+        let queries = empty(
+            &self.qkv,
+            Shape::new([shape.rows, shape.heads * shape.head_dim]),
+            self.qkv.dtype,
+        );
+        let [q_norm, k_norm] = self.norms.clone().map(|norm| norm.map(buffer));
+        let args = RopeCacheArgs {
+            qkv: buffer(self.qkv.clone()),
+            state: buffer(self.rows.clone()),
+            cos: buffer(self.cos.clone()),
+            sin: buffer(self.sin.clone()),
+            q_norm,
+            k_norm,
+            queries: buffer(queries.clone()),
+            keys: in_place(&self.keys),
+            values: in_place(&self.values),
+        };
+        kernels::rope_cache(client, shape, args)?;
+        if !flash::takes(&Target::of(client), shape.dtype, shape.head_dim) {
+            // Rows of prompts take no arrival_counters.
+            return self.attend(queries, tiles, shape);
+        }
+        let out = empty(&queries, queries.shape(), queries.dtype);
+        let args = FlashArgs {
+            queries: buffer(queries),
+            state: buffer(self.rows.clone()),
+            tiles: buffer(tiles),
+            keys: in_place(&self.keys),
+            values: in_place(&self.values),
+            out: buffer(out.clone()),
+        };
+        flash::flash(client, shape, args)?;
+        Ok(out)
+    }
+
+    fn attend(
+        &self,
+        qkv: CubeTensor,
+        arrival_counters: CubeTensor,
+        shape: &AttentionShape,
+    ) -> Result<CubeTensor, KernelError> {
+        let client = self.qkv.client.clone();
+        let plan = AttentionPlan::new(shape, &AttentionTarget::of(&client))?;
+        let out = empty(
+            &qkv,
+            Shape::new([shape.rows, shape.heads * shape.head_dim]),
+            qkv.dtype,
+        );
+        let partials = empty(&qkv, Shape::new([plan.partials().max(1)]), DType::F32);
+        let [q_norm, k_norm] = self.norms.clone().map(|norm| norm.map(buffer));
+        let args = AttentionArgs {
+            qkv: buffer(qkv),
+            state: buffer(self.rows.clone()),
+            keys: in_place(&self.keys),
+            values: in_place(&self.values),
+            cos: buffer(self.cos.clone()),
+            sin: buffer(self.sin.clone()),
+            q_norm,
+            k_norm,
+            out: buffer(out.clone()),
+            partials: buffer(partials),
+            arrival_counters: in_place(&arrival_counters),
+        };
+        attention::attention(&client, shape, args)?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,374 @@
+//! Decode of several sequences with the shipped model: the device's tokens against those of Flex,
+//! and replayed graphs.
+
+mod prompts;
+mod threads;
+
+use crate::llama::quantised;
+use crate::setup::{Named, is_card, is_cpu_runtime, trial};
+use burn::tensor::{Device, FloatDType};
+use libtest_mimic::Trial;
+use marlin_lm::{
+    Engine, LanguageModel, OpenOptions, RequestParams, Sampling, StepOutput, StopReason,
+    Suppression,
+};
+use std::path::Path;
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named) {
+    tests.push(trial(
+        device,
+        "engine::a_small_model_goes_on_on_another_thread",
+        threads::small_on_other_threads,
+    ));
+    tests.push(trial(
+        device,
+        "engine::sequences_go_on_as_on_the_host",
+        as_on_the_host,
+    ));
+    tests.push(trial(
+        device,
+        "engine::long_runs_keep_memory_and_text",
+        long_run,
+    ));
+    tests.push(trial(
+        device,
+        "engine::the_same_seed_gives_the_same_tokens",
+        same_seed,
+    ));
+    // CubeCL's CPU runtime takes minutes for the shipped model; there the small model covers this.
+    if device.name == "cpu" {
+        return;
+    }
+    if device.name == "cuda" {
+        tests.push(trial(
+            device,
+            "engine::kernels_compiled_ahead_give_the_same_tokens",
+            compiled_ahead,
+        ));
+    }
+    tests.push(trial(
+        device,
+        "engine::suppressed_tokens_are_those_of_the_host",
+        suppressed,
+    ));
+    tests.push(trial(
+        device,
+        "engine::it_goes_on_on_another_thread",
+        threads::on_other_threads,
+    ));
+    tests.push(trial(
+        device,
+        "engine::sequences_go_on_while_a_long_prompt_is_read",
+        prompts::while_read,
+    ));
+    tests.push(trial(
+        device,
+        "engine::sequences_go_on_in_passes_of_prompts",
+        prompts::in_passes_of_prompts,
+    ));
+}
+
+/// Decodes rounds of sequences up to the end of the cache in the same slots, and checks that every
+/// round gives the same tokens and that memory does not grow after the second.
+fn long_run(device: &Device) {
+    let (_guard, folder) = quantised();
+    let is_card = is_card(device);
+    // The host's steps take a thousand times longer.
+    let (slots, max_len, rounds) = if is_card { (64, 512, 4) } else { (2, 48, 3) };
+    let dtype = if is_card && device.supports_dtype(FloatDType::F16) {
+        FloatDType::F16
+    } else {
+        FloatDType::F32
+    };
+    let options = OpenOptions {
+        dtype: Some(dtype),
+        max_len: Some(max_len),
+        with_tokenizer: true,
+        head: None,
+    };
+    let llama =
+        LanguageModel::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
+    let mut engine =
+        Engine::new(llama.model.clone(), slots).unwrap_or_else(|error| panic!("{error}"));
+    let sampling = Sampling {
+        temperature: 1.0,
+        top_k: Some(100),
+        top_p: 0.99,
+        min_p: 1e-3,
+        repetition_penalty: 1.05,
+    };
+    let (mut total, mut first, mut memory) = (0, Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        for seed in 0..slots as u64 {
+            let prompt = [1 + seed as u32, 2, 3, 4];
+            let options = RequestParams {
+                sampling,
+                suppression: Suppression::NONE,
+                seed,
+                stop_tokens: Vec::new(),
+                max_new_tokens: usize::MAX,
+            };
+            engine
+                .add_request(&prompt, &options)
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
+        let mut tokens = vec![Vec::new(); slots];
+        while engine.sequences() > 0 {
+            for StepOutput { slot, token, end } in
+                engine.step().unwrap_or_else(|error| panic!("{error}"))
+            {
+                tokens[slot].extend(token);
+                assert!(
+                    matches!(end, None | Some(Ok(StopReason::CacheFull))),
+                    "{end:?}"
+                );
+            }
+        }
+        // The last token is chosen at the last position, and has none itself.
+        assert!(
+            tokens.iter().all(|tokens| tokens.len() == max_len - 4 + 1),
+            "sequences end at the window"
+        );
+        total += tokens.iter().map(Vec::len).sum::<usize>();
+        if first.is_empty() {
+            first.clone_from(&tokens);
+        }
+        assert!(tokens == first, "the same seeds give other tokens");
+        memory.push(device.memory_pool_usage().map(|usage| usage.bytes_in_use));
+    }
+    assert_eq!(
+        total,
+        if is_card { 130_304 } else { 270 },
+        "tokens of all rounds"
+    );
+    assert_eq!(
+        memory[0].is_some(),
+        *device != Device::flex(),
+        "every device except Flex reports its memory"
+    );
+    assert!(
+        memory[1..].iter().all(|bytes| *bytes == memory[1]),
+        "memory grows: {memory:?}"
+    );
+}
+
+fn open(folder: &Path, device: &Device, dtype: FloatDType) -> LanguageModel {
+    let options = OpenOptions {
+        dtype: Some(dtype),
+        max_len: Some(256),
+        with_tokenizer: true,
+        head: None,
+    };
+    LanguageModel::open(folder, device, &options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Prompts of different lengths in tokens.
+const PROMPTS: [&str; 5] = [
+    "fn main() {",
+    "/// Returns the ",
+    "use std::",
+    "impl<T> Iterator for",
+    "a",
+];
+
+/// Returns the tokens that follow each prompt, the first `new_tokens`, the next three less, and so
+/// on.
+fn decode(llama: &LanguageModel, sampling: Sampling, new_tokens: usize) -> Vec<Vec<u32>> {
+    decode_with(llama, new_tokens, |index| RequestParams {
+        sampling,
+        suppression: Suppression::NONE,
+        seed: index as u64,
+        stop_tokens: Vec::new(),
+        max_new_tokens: 0,
+    })
+}
+
+/// The same with the options of each prompt, but for the number of tokens. The first three are
+/// added together; the others later, while a slot is free.
+fn decode_with(
+    llama: &LanguageModel,
+    new_tokens: usize,
+    options: impl Fn(usize) -> RequestParams,
+) -> Vec<Vec<u32>> {
+    let mut engine = Engine::new(llama.model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
+    let tokenizer = llama.tokenizer().unwrap_or_else(|error| panic!("{error}"));
+    let mut tokens = vec![Vec::new(); PROMPTS.len()];
+    let mut of_slot = [0; 4];
+    let mut waiting = PROMPTS.iter().enumerate();
+    for step in 0.. {
+        while engine.sequences() < if step == 0 { 3 } else { 4 }
+            && let Some((index, prompt)) = waiting.next()
+        {
+            let prompt = tokenizer
+                .encode(prompt)
+                .unwrap_or_else(|error| panic!("{error}"));
+            let options = RequestParams {
+                max_new_tokens: new_tokens - 3 * index,
+                ..options(index)
+            };
+            let slot = engine
+                .add_request(&prompt, &options)
+                .unwrap_or_else(|error| panic!("{error}"));
+            of_slot[slot] = index;
+        }
+        if engine.sequences() == 0 {
+            break;
+        }
+        for StepOutput { slot, token, end } in
+            engine.step().unwrap_or_else(|error| panic!("{error}"))
+        {
+            tokens[of_slot[slot]].extend(token);
+            assert!(!matches!(end, Some(Err(_))), "{end:?}");
+        }
+    }
+    assert_eq!(
+        engine.is_captured(),
+        records_graphs(&llama.model.device()),
+        "steps replayed as graphs"
+    );
+    tokens
+}
+
+/// Returns true if the runtime of a device records graphs; CubeCL's CPU runtime does not.
+fn records_graphs(device: &Device) -> bool {
+    marlin_nn::has_kernels(device) && !is_cpu_runtime(device)
+}
+
+fn as_on_the_host(device: &Device) {
+    let (_guard, folder) = quantised();
+    let found = decode(
+        &open(&folder, device, FloatDType::F32),
+        Sampling::GREEDY,
+        40,
+    );
+    let expected = decode(
+        &open(&folder, &Device::flex(), FloatDType::F32),
+        Sampling::GREEDY,
+        40,
+    );
+    assert_eq!(
+        found.iter().map(Vec::len).collect::<Vec<_>>(),
+        [40, 37, 34, 31, 28]
+    );
+    assert_eq!(found, expected);
+}
+
+/// Sequences that each suppress other tokens: of what the host chooses without that one token, a
+/// stop token up to a number of tokens, and either a word of one token, with which steps start
+/// before the host has the tokens of the last one, or one of three.
+fn suppressed(device: &Device) {
+    let (_guard, folder) = quantised();
+    let host = open(&folder, &Device::flex(), FloatDType::F32);
+    let device = open(&folder, device, FloatDType::F32);
+    let free = decode(&host, Sampling::GREEDY, 30);
+    for word in [10..11, 9..12] {
+        let options = |index: usize| {
+            let (free, word) = (&free[index], word.clone());
+            let suppression = match index {
+                0 => Suppression::NONE,
+                _ => Suppression {
+                    suppress_tokens: vec![free[5]],
+                    bad_words_ids: vec![free[word].to_vec()],
+                    min_new_tokens: 8 + index,
+                    min_length: 0,
+                },
+            };
+            let stop_tokens = if index == 0 {
+                Vec::new()
+            } else {
+                vec![free[2]]
+            };
+            RequestParams {
+                sampling: Sampling::GREEDY,
+                suppression,
+                seed: 0,
+                stop_tokens,
+                max_new_tokens: 0,
+            }
+        };
+        let (found, expected) = (
+            decode_with(&device, 30, options),
+            decode_with(&host, 30, options),
+        );
+        assert_eq!(found, expected, "words of {} tokens", word.len());
+        for (index, tokens) in found.iter().enumerate().skip(1) {
+            let Suppression {
+                suppress_tokens,
+                bad_words_ids,
+                min_new_tokens,
+                ..
+            } = options(index).suppression;
+            let has_word = tokens
+                .windows(word.len())
+                .any(|run| run == bad_words_ids[0]);
+            assert!(
+                tokens.len() >= min_new_tokens
+                    && !tokens.contains(&suppress_tokens[0])
+                    && !has_word,
+                "{index}: {tokens:?}"
+            );
+        }
+        assert_eq!(found[0], free[0], "the sequence without suppressed tokens");
+    }
+}
+
+fn same_seed(device: &Device) {
+    let (_guard, folder) = quantised();
+    let llama = open(
+        &folder,
+        device,
+        if device.supports_dtype(FloatDType::F16) {
+            FloatDType::F16
+        } else {
+            FloatDType::F32
+        },
+    );
+    let sampling = Sampling {
+        temperature: 0.8,
+        top_k: Some(40),
+        top_p: 0.95,
+        repetition_penalty: 1.1,
+        ..Sampling::GREEDY
+    };
+    let first = decode(&llama, sampling, 40);
+    assert_eq!(decode(&llama, sampling, 40), first);
+    assert_ne!(
+        decode(
+            &llama,
+            Sampling {
+                temperature: 1.5,
+                ..sampling
+            },
+            40
+        ),
+        first
+    );
+}
+
+/// Checks that all operations of a step and of a prompt run on further servers of the card, and
+/// leave its own as it was.
+fn compiled_ahead(device: &Device) {
+    let (_guard, folder) = quantised();
+    let llama = open(
+        &folder,
+        device,
+        if device.supports_dtype(FloatDType::F16) {
+            FloatDType::F16
+        } else {
+            FloatDType::F32
+        },
+    );
+    let mut engine = Engine::new(llama.model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
+    let compiled = engine.compile_ahead(30);
+    assert!(
+        compiled.operations > 0 && compiled.failed == 0,
+        "{compiled:?}"
+    );
+    let found = decode(&llama, Sampling::GREEDY, 40);
+    assert_eq!(
+        engine.compile_ahead(1).failed,
+        0,
+        "operations that could not run"
+    );
+    assert_eq!(decode(&llama, Sampling::GREEDY, 40), found);
+}

@@ -1,0 +1,159 @@
+//! Sequences that are decoded while the prompts of others are read.
+
+use super::open;
+use crate::llama::{example, logits, quantised};
+use crate::setup::is_card;
+use burn::tensor::{Device, FloatDType};
+use marlin_lm::{
+    Engine, LanguageModel, OpenOptions, RequestParams, Sampling, StepOutput, Suppression,
+};
+
+/// Checks that a running sequence gets a token in every step while long prompts are read, and that
+/// all sequences continue as they do without the others.
+pub(super) fn while_read(device: &Device) {
+    let (_guard, folder) = quantised();
+    let options = OpenOptions {
+        dtype: Some(FloatDType::F32),
+        max_len: None,
+        with_tokenizer: true,
+        head: None,
+    };
+    let llama =
+        LanguageModel::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
+    let text = std::fs::read_to_string(example().join("heldout.txt"))
+        .unwrap_or_else(|error| panic!("{error}"));
+    let tokens = llama
+        .tokenizer()
+        .and_then(|tokenizer| Ok(tokenizer.encode(&text)?))
+        .unwrap_or_else(|error| panic!("{error}"));
+    let long = llama.model.max_len() - 40;
+    let prompts = [&tokens[..5], &tokens[..long], &tokens[long..2 * long]];
+    let options = RequestParams {
+        sampling: Sampling::GREEDY,
+        suppression: Suppression::NONE,
+        seed: 0,
+        stop_tokens: Vec::new(),
+        max_new_tokens: 20,
+    };
+    let alone = |prompt: &[u32]| {
+        let mut engine =
+            Engine::new(llama.model.clone(), 1).unwrap_or_else(|error| panic!("{error}"));
+        engine
+            .add_request(prompt, &options)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let mut tokens = Vec::new();
+        while engine.sequences() > 0 {
+            tokens.extend(
+                engine
+                    .step()
+                    .unwrap_or_else(|error| panic!("{error}"))
+                    .into_iter()
+                    .filter_map(|decoded| decoded.token),
+            );
+        }
+        tokens
+    };
+    let mut engine = Engine::new(llama.model.clone(), 3).unwrap_or_else(|error| panic!("{error}"));
+    let mut tokens = vec![Vec::new(); 3];
+    let mut steps = 0;
+    while steps == 0 || engine.sequences() > 0 {
+        let added = match steps {
+            0 => &prompts[..1],
+            3 => &prompts[1..],
+            _ => &[],
+        };
+        for prompt in added {
+            engine
+                .add_request(prompt, &options)
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
+        steps += 1;
+        for StepOutput { slot, token, .. } in
+            engine.step().unwrap_or_else(|error| panic!("{error}"))
+        {
+            tokens[slot].extend(token);
+        }
+        assert_eq!(tokens[0].len(), steps.min(20), "a token each step");
+        // The first prompt is read in the step after it was added, the second in the one after
+        // that; with look-ahead each has its token one step later.
+        assert!(
+            steps < 6 || (!tokens[1].is_empty() && (steps < 7 || !tokens[2].is_empty())),
+            "{tokens:?} after {steps} steps"
+        );
+    }
+    assert_eq!(tokens, prompts.map(alone));
+}
+
+/// Sequences that are added while others run, their prompts in chunks of 100 tokens. In f16 on
+/// tensor cores all run in the passes of the prompts, where a token that is nearly as likely as the
+/// host's may be chosen: each must be within 0.05 of the host's greatest logit after the same
+/// tokens.
+pub(super) fn in_passes_of_prompts(device: &Device) {
+    let (_guard, folder) = quantised();
+    let dtype = if is_card(device) {
+        FloatDType::F16
+    } else {
+        FloatDType::F32
+    };
+    let llama = open(&folder, device, dtype);
+    let text = std::fs::read_to_string(example().join("heldout.txt"))
+        .unwrap_or_else(|error| panic!("{error}"));
+    let tokens = llama
+        .tokenizer()
+        .and_then(|tokenizer| Ok(tokenizer.encode(&text)?))
+        .unwrap_or_else(|error| panic!("{error}"));
+    let lengths = [5, 150, 1, 64, 199, 2, 97];
+    let mut sequences: Vec<Vec<u32>> = lengths
+        .iter()
+        .enumerate()
+        .map(|(i, &length)| tokens[200 * i..][..length].to_vec())
+        .collect();
+    let options = RequestParams {
+        sampling: Sampling::GREEDY,
+        suppression: Suppression::NONE,
+        seed: 0,
+        stop_tokens: Vec::new(),
+        max_new_tokens: 50,
+    };
+    let mut engine =
+        Engine::new(llama.model.clone(), lengths.len()).unwrap_or_else(|error| panic!("{error}"));
+    engine.set_prefill_chunk(100);
+    let (mut added, mut steps) = (0, 0);
+    while added < lengths.len() || engine.sequences() > 0 {
+        // The first alone, the others two at a time.
+        while added < lengths.len().min(1 + 2 * (steps / 3)) {
+            assert_eq!(
+                engine
+                    .add_request(&sequences[added], &options)
+                    .unwrap_or_else(|error| panic!("{error}")),
+                added
+            );
+            added += 1;
+        }
+        steps += 1;
+        for StepOutput { slot, token, .. } in
+            engine.step().unwrap_or_else(|error| panic!("{error}"))
+        {
+            sequences[slot].extend(token);
+        }
+    }
+    let host = open(&folder, &Device::flex(), FloatDType::F32);
+    let (mut worst, mut others) = (0f64, 0);
+    for (sequence, length) in sequences.iter().zip(lengths) {
+        assert_eq!(sequence.len(), length + 50);
+        let logits = logits(&host.model, sequence);
+        let vocab = logits.len() / sequence.len();
+        for position in length..sequence.len() {
+            let row = &logits[(position - 1) * vocab..][..vocab];
+            let gap =
+                row.iter().copied().fold(f64::MIN, f64::max) - row[sequence[position] as usize];
+            worst = worst.max(gap);
+            others += usize::from(gap > 0.0);
+        }
+    }
+    println!(
+        "{others} of {} tokens are not the host's, at most {worst:.4} below its greatest logit",
+        50 * lengths.len()
+    );
+    assert!(worst < if dtype == FloatDType::F16 { 0.05 } else { 1e-3 });
+}
