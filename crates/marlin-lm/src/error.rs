@@ -112,7 +112,7 @@ pub enum ModelError {
         sample: usize,
         /// The number of its tokens.
         tokens: usize,
-        /// Positions of the model.
+        /// The number of positions that the model supports.
         limit: usize,
     },
     /// A line of a JSONL file that is not a document.
@@ -134,9 +134,9 @@ pub enum ModelError {
         layer: String,
         /// The number of values in a word.
         multiple: usize,
-        /// Input features.
+        /// The number of input features.
         k: usize,
-        /// Output features.
+        /// The number of output features.
         n: usize,
     },
     /// A layer with act-order over groups, in a format whose readers refuse it.
@@ -167,7 +167,7 @@ pub enum ModelError {
     /// A `quantization_config` that this version does not read.
     #[error("{}", path.display())]
     QuantizationConfig {
-        /// The `config.json` that holds it.
+        /// The `config.json` with the field.
         path: PathBuf,
         /// The cause.
         source: ConfigError,
@@ -178,7 +178,7 @@ pub enum ModelError {
         /// The dtype asked for.
         found: FloatDType,
     },
-    /// A 4-bit projection in a model that is saved as a float model.
+    /// A quantised projection in a model that is saved as a float model.
     #[error("`{layer}` has a 4-bit weight; only a float model can be saved as one")]
     NotFloat {
         /// The layer's name in the checkpoint.
@@ -209,7 +209,7 @@ pub enum ModelError {
     /// A tensor that could not be uploaded to the device.
     #[error("`{layer}` could not be put on the device: {reason}")]
     Upload {
-        /// The layer or tensor.
+        /// The name of the layer or tensor.
         layer: String,
         /// The error of the device.
         reason: String,
@@ -230,7 +230,7 @@ pub enum ModelError {
         /// The cause.
         source: SamplingError,
     },
-    /// An embedding in 4 or 8 bits.
+    /// A quantised embedding, which is not supported.
     #[error("`{layer}` in {} is quantised; embeddings are read in floats: quantise the model without its Embedding", dir.display())]
     QuantizedEmbedding {
         /// The folder.
@@ -238,7 +238,7 @@ pub enum ModelError {
         /// The embedding's name.
         layer: String,
     },
-    /// Tensors that the model has no place for.
+    /// Tensors of a folder that the model does not use.
     #[error("{} has {count} tensors that a model of its config does not have, the first of them `{tensor}`; is the architecture right?", dir.display())]
     SurplusTensors {
         /// The folder.
@@ -261,13 +261,13 @@ pub enum ModelError {
     MaxLen {
         /// The number of requested positions.
         asked: usize,
-        /// Positions of the model.
+        /// The number of positions that the model supports.
         limit: usize,
     },
     /// A folder that is already quantised.
     #[error("{} is quantised already; quantise the float model it was made from", path.display())]
     AlreadyQuantized {
-        /// The file that shows it.
+        /// The file that shows that the folder is quantised.
         path: PathBuf,
     },
     /// A chat template or a tokenizer that cannot be read or used.
@@ -303,13 +303,13 @@ pub enum ModelError {
          `max_len`, or on a device with more memory"
     )]
     TooLarge {
-        /// Bytes of the weights.
+        /// The size of the weights, in bytes.
         weights: usize,
-        /// Positions of the cache.
+        /// The number of positions of the cache.
         positions: usize,
-        /// Bytes of the cache and the rotary tables.
+        /// The size of the cache and the rotary tables, in bytes.
         cache: usize,
-        /// Bytes that the device has.
+        /// The free memory of the device, in bytes.
         free: usize,
     },
     /// A cache that does not fit the device.
@@ -318,13 +318,13 @@ pub enum ModelError {
          the model with a smaller `max_len`"
     )]
     CacheTooLarge {
-        /// Sequences.
+        /// The number of sequences.
         slots: usize,
-        /// Positions of each.
+        /// The number of positions of each sequence.
         positions: usize,
-        /// Bytes of the cache.
+        /// The size of the cache, in bytes.
         needed: usize,
-        /// Bytes that the device has.
+        /// The free memory of the device, in bytes.
         free: usize,
     },
     /// A decode step that the device did not finish.

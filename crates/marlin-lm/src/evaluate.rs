@@ -82,7 +82,7 @@ impl Values {
         self.windows.iter().flatten().sum()
     }
 
-    /// The mean, with the standard error of windows as clusters.
+    /// Returns the mean over all tokens, with a standard error that treats windows as clusters.
     fn mean(&self) -> Mean {
         let (count, tokens) = (self.windows.len() as f64, self.tokens() as f64);
         let mean = self.sum() / tokens;
@@ -159,7 +159,7 @@ impl Collected {
         }
     }
 
-    /// Calls the models on a batch.
+    /// Runs the models on a batch of windows, and adds their values.
     fn add(&mut self, models: &[&Model], batch: &WindowBatch<'_>) -> Result<(), ModelError> {
         let Some((reference, others)) = models.split_first() else {
             return Ok(());
@@ -232,10 +232,10 @@ impl Collected {
 
 /// The predictions of a model for all tokens of windows except each window's first.
 struct Predicted {
-    /// [windows, seq - 1, vocab], in f32.
+    /// The log-probabilities of all tokens of the vocabulary, [windows, seq - 1, vocab], in f32.
     log_probabilities: Tensor<3>,
     nll: Vec<f64>,
-    /// The most likely tokens.
+    /// The most likely token after each position.
     top: Vec<i64>,
 }
 

@@ -28,8 +28,8 @@ pub struct GenerateOptions {
     /// True to call [`Engine::warm_up`] with the prompt's length first, so that the times of
     /// prefill and decoding do not include compilation.
     pub warm_up: bool,
-    /// True to call [`Engine::compile_ahead`] before that, for a process that finds no compiled
-    /// kernels on disk.
+    /// True to call [`Engine::compile_ahead`] before the warm-up, for a process that finds no
+    /// compiled kernels on disk.
     pub compile_ahead: bool,
     /// True if the text is an answer, rather than a continuation of the prompt: the first token of
     /// SentencePiece then loses its leading space, as in transformers.
@@ -86,7 +86,7 @@ impl LanguageModel {
         self.generate_from(self.tokenizer()?.encode(prompt)?, options, on_text)
     }
 
-    /// Continues a prompt that is given as tokens; otherwise as [`generate`](Self::generate).
+    /// Continues a prompt that is given as tokens; otherwise like [`generate`](Self::generate).
     ///
     /// # Errors
     /// [`ModelError::NoTokenizer`], [`ModelError::EmptyPrompt`], [`ModelError::PromptTooLong`] with

@@ -4,11 +4,11 @@
 //!   [`LanguageModel::generate`] continues a prompt, [`LanguageModel::perplexity`] measures how
 //!   well a text is predicted.
 //! - [`ChatTemplate`] renders a conversation in the form that a model was trained on.
-//! - [`quantize_folder`] makes a folder with 4-bit or 8-bit projections from a float one, in
-//!   compressed-tensors' or GPTQ's form, by rounding or by GPTQ; [`evaluate()`] compares what it
-//!   made with the float model.
-//! - [`Model`] is the model itself, one definition for float and 4-bit weights; it can be
-//!   trained, and saved with [`save_float`].
+//! - [`quantize_folder`] quantises the projections of a float folder to 4 or 8 bits, by rounding,
+//!   AWQ or GPTQ, and writes one of several [`FileFormat`]s. [`evaluate()`] compares quantised
+//!   models with the float model.
+//! - [`Model`] is the decoder as a Burn module, with float or quantised weights. A float model can
+//!   be trained, and saved with [`save_float`].
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;

@@ -31,7 +31,7 @@ pub struct PerplexityProgress {
     pub so_far: f64,
 }
 
-/// The number of elements of the largest tensor up to which windows are batched: 256 MiB in f32.
+/// The limit on the number of elements of the largest tensor in a batch of windows: 256 MiB in f32.
 const BATCH_ELEMENTS: usize = 1 << 26;
 
 impl LanguageModel {
@@ -108,13 +108,13 @@ pub fn perplexity(
     })
 }
 
-/// Windows of one length that a model is called with together.
+/// A batch of windows of one length, for one call of a model.
 pub(crate) struct WindowBatch<'a> {
     /// The tokens of all windows.
     pub tokens: &'a [u32],
     /// The number of tokens in a window.
     pub seq: usize,
-    /// The position of the first token in the text.
+    /// The position in the text of the batch's first token.
     start: usize,
 }
 
@@ -205,8 +205,8 @@ pub(crate) fn check_text(model: &Model, tokens: &[u32], window: usize) -> Result
     Ok(())
 }
 
-/// Returns the largest number of rows in a pass: enough for the speed of a long prompt, few enough
-/// that their logits fit.
+/// Returns the largest number of rows in a pass: enough rows for the speed of a long prompt, few
+/// enough that their logits fit in memory.
 fn pass_rows(vocab_size: usize) -> usize {
     (BATCH_ELEMENTS / vocab_size).clamp(128, 4096)
 }

@@ -1,25 +1,24 @@
-//! The options of sampling. [`marlin_nn::sample`] applies them.
+//! Sampling options, which [`marlin_nn::sample`] applies.
 
 use marlin_nn::{SequenceState, SequenceStatus};
 
 /// Options for the choice of the next token.
 ///
-/// They are applied in this order, as in Hugging Face's `generate`: repetition penalty, [suppressed
-/// tokens](crate::Suppression), temperature, top-k, top-p, min-p.
+/// The options are applied in this order, as in Hugging Face's `generate`: repetition penalty,
+/// [suppressed tokens](crate::Suppression), temperature, top-k, top-p, min-p.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// The divisor of the logits; 0 always takes the most likely token.
     pub temperature: f32,
     /// The number of most likely tokens to choose from.
     pub top_k: Option<usize>,
-    /// The probability that the tokens to choose from, the most likely ones, reach together; 1 for
-    /// all tokens.
+    /// The total probability of the most likely tokens to choose from; 1 for all tokens.
     pub top_p: f32,
     /// The probability, relative to the most likely token, that a token must have to be chosen
     /// (arXiv 2407.01082); 0 for all tokens, 1 for only the most likely one.
     pub min_p: f32,
-    /// The penalty on tokens that already occurred: their logits are divided by it if positive, and
-    /// multiplied by it if negative; 1 for no penalty.
+    /// The penalty on tokens that already occurred; 1 for no penalty. Positive logits of such
+    /// tokens are divided by the penalty, and negative logits are multiplied by it.
     pub repetition_penalty: f32,
 }
 
@@ -32,9 +31,9 @@ pub enum SamplingError {
     Option {
         /// The option.
         option: &'static str,
-        /// Its value.
+        /// The value of the option.
         found: f32,
-        /// The range of its values.
+        /// The range of accepted values.
         expected: &'static str,
     },
     /// A bad word without tokens, which would be completed at every step.
@@ -42,10 +41,10 @@ pub enum SamplingError {
         "bad word {index} of bad_words_ids, counted from 0, has no tokens; it must have at least one"
     )]
     EmptyBadWord {
-        /// Its index in the list.
+        /// The index of the bad word in the list.
         index: usize,
     },
-    /// No token that could be chosen.
+    /// Logits from which no token can be chosen.
     #[error(
         "no token can be chosen: a logit is NaN or infinite, or all are minus infinity or suppressed; are the weights broken, or the activations \
          too large for their dtype?"
@@ -54,7 +53,7 @@ pub enum SamplingError {
 }
 
 impl Sampling {
-    /// Always chooses the most likely token.
+    /// Options that always choose the most likely token.
     pub const GREEDY: Self = Self {
         temperature: 0.0,
         top_k: None,

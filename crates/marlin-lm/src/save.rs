@@ -10,18 +10,20 @@ use crate::ModelError;
 use crate::config::ModelConfig;
 use crate::model::{Model, ModelTensor, Projection};
 
-/// Writes `config.json` and `model.safetensors` to a new folder, in Hugging Face's names and layout
-/// (projections [N, K]): projections that are joined into one matmul in the model are separate
-/// layers in the file, as its architecture has them.
+/// Writes `config.json` and `model.safetensors` to a new folder, with Hugging Face's names and
+/// layout (projections [N, K]).
 ///
-/// Weights are rounded to `dtype`. An output head that is the embedding is not written twice. The
+/// Projections that are joined into one matmul in the model are written as the separate layers of
+/// the architecture.
+///
+/// Weights are rounded to `dtype`. An output head that is tied to the embedding is not written. The
 /// folder appears when it is complete.
 ///
 /// # Errors
-/// [`ModelError::Checkpoint`] where `dir` exists with something in it or cannot be written;
-/// [`ModelError::SaveDtype`] where `dtype` is not f16, bf16 or f32; [`ModelError::NotFloat`] for a
-/// model with 4-bit projections; [`ModelError::NotRepresentable`] for values that are not finite in
-/// `dtype`; [`ModelError::Read`] where the device fails.
+/// [`ModelError::Checkpoint`] if `dir` exists and is not empty, or cannot be written;
+/// [`ModelError::SaveDtype`] if `dtype` is not f16, bf16 or f32; [`ModelError::NotFloat`] for a
+/// model with quantised projections; [`ModelError::NotRepresentable`] for values that are not
+/// finite in `dtype`; [`ModelError::Read`] if the device fails.
 pub fn save_float(
     model: &Model,
     config: &ModelConfig,
@@ -58,8 +60,8 @@ pub fn save_float(
     Ok(writer.finish()?)
 }
 
-/// A tensor as the file holds it: not read from the device, and matrices transposed as views, so
-/// that saving takes the memory of one tensor.
+/// A tensor to write, in the file's layout. The tensor is not read from the device until it is
+/// written, and matrices are transposed as views, so that saving takes the memory of one tensor.
 struct Stored {
     name: String,
     values: Values,
@@ -70,7 +72,7 @@ enum Values {
     Matrix(Tensor<2>),
 }
 
-/// The part's weight, then its bias.
+/// Returns the tensors to write for a part of the model: its weight, then its bias if it has one.
 fn stored(name: &str, part: &ModelTensor<'_>) -> Result<Vec<Stored>, ModelError> {
     let weight = |values| Stored {
         name: format!("{name}.weight"),
@@ -122,7 +124,7 @@ impl Values {
     }
 }
 
-/// The number of `dtype` nearest to `value`.
+/// Rounds `value` to the nearest number of `dtype`.
 pub(crate) fn rounded(value: f32, dtype: FloatDType) -> f32 {
     match dtype {
         FloatDType::F16 => f16::from_f32(value).to_f32(),
@@ -131,7 +133,7 @@ pub(crate) fn rounded(value: f32, dtype: FloatDType) -> f32 {
     }
 }
 
-/// `values` in `dtype`, little-endian.
+/// Converts `values` to little-endian bytes of `dtype`.
 pub(crate) fn bytes(
     tensor: &str,
     values: &[f32],

@@ -24,7 +24,7 @@ pub struct Suppression {
 }
 
 impl Suppression {
-    /// No token is suppressed.
+    /// Options that suppress no token.
     pub const NONE: Self = Self {
         suppress_tokens: Vec::new(),
         bad_words_ids: Vec::new(),
@@ -53,7 +53,7 @@ pub(crate) struct Suppressed {
     stop_tokens: Vec<u32>,
     min_new_tokens: usize,
     new_tokens: usize,
-    /// Runs of two or more tokens.
+    /// The runs of two or more tokens that are never completed.
     words: Vec<Vec<u32>>,
     /// The last tokens of the sequence, as many as the longest run has before its last token.
     last: Vec<u32>,
@@ -160,7 +160,7 @@ impl Suppressed {
         Some(tokens)
     }
 
-    /// Drops the tokens that no run reaches back to.
+    /// Drops the first tokens of `last` that no run needs.
     fn shorten(&mut self) {
         let needed = self
             .words

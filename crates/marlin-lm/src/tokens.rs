@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-/// Tokens as a tensor [batch, seq].
+/// Returns token ids as an integer tensor of `shape` [batch, seq] on a device.
 pub(crate) fn token_tensor(tokens: &[u32], shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(
         TensorData::new(

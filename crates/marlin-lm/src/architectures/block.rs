@@ -1,8 +1,8 @@
 //! The shape of a transformer block, as an architecture declares it.
 //!
-//! [`BlockShape::projections`] is the one list of a block's projections: their names in a
-//! checkpoint, their shapes, which of them are one matmul and which share an input. The loader, the
-//! saver, plans and quantisers go through it.
+//! [`BlockShape::projections`] is the only list of a block's projections. It has their names in a
+//! checkpoint, their shapes, their origin of inputs, and the layers that may be one matmul. The
+//! loader, the saver, the plans and the quantisers use this list.
 
 use std::ops::Range;
 
@@ -39,18 +39,19 @@ pub(crate) struct AttentionShape {
     /// The names of the norms of each query head and each key head, `[head_dim]`.
     pub(crate) head_norms: Option<[&'static str; 2]>,
     pub(crate) output: ProjectionShape,
-    /// Positions that a query sees, its own included; `None`: all before it.
+    /// The number of positions that a query attends to, including its own; `None` for all positions
+    /// before.
     pub(crate) window: Option<usize>,
 }
 
-/// `down(silu(gate(x)) * up(x))`.
+/// A feed-forward network with SwiGLU: `down(silu(gate(x)) * up(x))`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SwiGluShape {
     pub(crate) gate_up: ProjectionShape,
     pub(crate) down: ProjectionShape,
 }
 
-/// A projection of a block by its place, in the order in which they run.
+/// The kind of a projection of a block, in the order in which the projections run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProjectionKind {
     /// Queries, keys and values.
@@ -63,30 +64,30 @@ pub(crate) enum ProjectionKind {
     Down,
 }
 
-/// A projection: one matmul, where the formats of its layers allow it.
+/// A projection, which is one matmul if the formats of its layers allow it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ProjectionShape {
     pub(crate) kind: ProjectionKind,
-    /// Its name as one matmul, below the block.
+    /// The name of the projection as one matmul, relative to the block.
     pub(crate) name: &'static str,
-    /// The names of its layers in a checkpoint, below the block, in the order of their output
-    /// features: one for each output, or one for all of them.
+    /// The names of the layers in a checkpoint, relative to the block, in the order of their output
+    /// features: one for each output, or one for all outputs.
     pub(crate) layers: &'static [&'static str],
-    /// The names of layers that some files have, one for each output, where the architecture has
-    /// one for all of them.
+    /// The names of the layers in some files, one for each output, if the architecture has one
+    /// layer for all outputs.
     pub(crate) split_layers: Option<&'static [&'static str]>,
-    /// Input features, K.
+    /// The number of input features, K.
     pub(crate) k: usize,
-    /// Features of each output; their sum is N.
+    /// The number of features of each output; the sum is N.
     pub(crate) outputs: Vec<usize>,
-    /// True if its layers have biases.
+    /// True if the layers have biases.
     pub(crate) bias: bool,
     pub(crate) input: Input,
-    /// What is computed of its outputs in the same kernel, where it is one matmul.
+    /// The operation on the outputs that the same kernel computes, if the projection is one matmul.
     pub(crate) epilogue: Epilogue,
 }
 
-/// What the input features of a projection come from.
+/// The origin of the input features of a projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Input {
     /// The residual stream after the norm before the mixer.
@@ -96,26 +97,26 @@ pub(crate) enum Input {
     /// Values of heads, the last output of [`ProjectionKind::Qkv`], mixed over positions.
     Attention {
         head_dim: usize,
-        /// Query heads that share a value head.
+        /// The number of query heads that share a value head.
         shared: usize,
     },
     /// The last output of [`ProjectionKind::GateUp`], multiplied by its activated gates.
     Gated,
 }
 
-/// A linear layer as a checkpoint holds it.
+/// A linear layer of a checkpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerShape {
-    /// Its name, without `.weight`.
+    /// The name of the layer, without `.weight`.
     pub(crate) name: String,
-    /// [K, N].
+    /// The numbers of input and output features, [K, N].
     pub(crate) dims: [usize; 2],
-    /// True for a layer with a bias.
+    /// True if the layer has a bias.
     pub(crate) bias: bool,
 }
 
 impl BlockShape {
-    /// Every projection, in the order in which they run.
+    /// Returns every projection, in the order in which the projections run.
     pub(crate) fn projections(&self) -> [&ProjectionShape; 4] {
         let MixerShape::Attention(attention) = &self.mixer;
         let FeedForwardShape::SwiGlu(mlp) = &self.feed_forward;
@@ -140,25 +141,25 @@ impl BlockShape {
 impl ProjectionKind {
     pub(crate) const ALL: [Self; 4] = [Self::Qkv, Self::Output, Self::GateUp, Self::Down];
 
-    /// True if the outputs are added to the residual stream.
+    /// Returns true if the outputs are added to the residual stream.
     pub(crate) fn is_residual(self) -> bool {
         matches!(self, Self::Output | Self::Down)
     }
 }
 
 impl ProjectionShape {
-    /// Output features, N.
+    /// Returns the number of output features, N.
     pub(crate) fn n(&self) -> usize {
         self.outputs.iter().sum()
     }
 
-    /// Every name that a checkpoint may have for one of its layers.
+    /// Returns every name that a checkpoint may have for a layer of the projection.
     pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         let split = self.split_layers.unwrap_or_default();
         self.layers.iter().chain(split).copied()
     }
 
-    /// The names of its layers where `count` matmuls have its outputs.
+    /// Returns the names of the layers if `count` matmuls compute the outputs.
     pub(crate) fn names_of(&self, count: usize) -> &'static [&'static str] {
         match self.split_layers {
             Some(split) if count > self.layers.len() => split,
@@ -166,7 +167,7 @@ impl ProjectionShape {
         }
     }
 
-    /// Layers of these names, and which of the output features are theirs.
+    /// Returns these names of layers, each with the range of its output features.
     pub(crate) fn columns(
         &self,
         names: &'static [&'static str],
@@ -183,8 +184,8 @@ impl ProjectionShape {
         })
     }
 
-    /// The layers of a checkpoint for the projection of a block: `contains` says which names it
-    /// has.
+    /// Returns the layers of a checkpoint for the projection of a block. `contains` returns true
+    /// for the names that the checkpoint has.
     pub(crate) fn layers_of(
         &self,
         block: &str,
@@ -207,7 +208,7 @@ impl ProjectionShape {
 }
 
 impl Input {
-    /// The projection whose last outputs the input features come from; none after a norm.
+    /// Returns the projection whose last output the input features come from; `None` after a norm.
     pub(crate) fn projection(self) -> Option<ProjectionKind> {
         match self {
             Self::MixerNorm | Self::FeedForwardNorm => None,
@@ -216,8 +217,8 @@ impl Input {
         }
     }
 
-    /// The channel of its origin that input feature `feature` comes from: query heads that share a
-    /// value head share its channels.
+    /// Returns the channel of the origin that input feature `feature` comes from. Query heads that
+    /// share a value head share its channels.
     pub(crate) fn channel(self, feature: usize) -> usize {
         match self {
             Self::MixerNorm | Self::FeedForwardNorm | Self::Gated => feature,

@@ -1,4 +1,4 @@
-//! Llama 2 and 3 (`LlamaForCausalLM`), and the parts that most architectures declare as it does.
+//! Llama 2 and 3 (`LlamaForCausalLM`), and the declarations that most architectures share.
 
 use marlin_kernels::Epilogue;
 
@@ -27,7 +27,7 @@ pub(super) const DECLARATION: Declaration = Declaration {
     block,
 };
 
-/// Attention and SwiGLU, each after a norm.
+/// Returns the shape of a block: attention and SwiGLU, each after a norm.
 pub(super) fn block(config: &ModelConfig, layer: usize) -> BlockShape {
     BlockShape {
         mixer_norm: "input_layernorm",
@@ -37,7 +37,8 @@ pub(super) fn block(config: &ModelConfig, layer: usize) -> BlockShape {
     }
 }
 
-/// Attention without norms of its heads; where q, k and v have biases, so has the output.
+/// Returns the shape of attention without head norms. The output has a bias if q, k and v have
+/// biases.
 pub(super) fn attention(config: &ModelConfig, layer: usize) -> AttentionShape {
     AttentionShape {
         qkv: ProjectionShape {

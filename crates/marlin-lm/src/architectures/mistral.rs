@@ -1,5 +1,5 @@
 //! Mistral 7B and Nemo (`MistralForCausalLM`): Llama's block, with a sliding window in all layers
-//! of the first of them.
+//! of the first version of Mistral 7B.
 
 use super::{Bias, Declaration, Defaults, Window, llama};
 

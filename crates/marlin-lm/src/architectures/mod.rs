@@ -1,8 +1,8 @@
-//! The architectures: a file each, which declares the fields of the config that it reads and the
-//! shape of its blocks.
+//! The supported architectures. Each has a file that declares the fields of the config that it
+//! reads, and the shape of its blocks.
 //!
-//! To add one: a file beside the others, a variant of [`Architecture`] and its line in
-//! [`Architecture::declaration`], and a golden folder.
+//! A new architecture needs a file beside the others, a variant of [`Architecture`] with its line
+//! in [`Architecture::declaration`], and a golden folder.
 
 mod block;
 mod llama;
@@ -20,15 +20,15 @@ pub(crate) use block::{
     ProjectionShape, SwiGluShape,
 };
 
-/// A Llama-style decoder by its Hugging Face class.
+/// The architecture of a Llama-style decoder, by its Hugging Face class.
 ///
-/// Every one of them is the same model with another declaration: rotary positions, grouped-query
-/// attention, SwiGLU and root mean square norms are common to all.
+/// All architectures are the same model with different declarations. Rotary positions,
+/// grouped-query attention, SwiGLU and root mean square norms are common to all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Architecture {
     /// Llama 2 and 3.
     Llama,
-    /// Mistral 7B and Nemo: a sliding window in the first of them.
+    /// Mistral 7B and Nemo: the first version of Mistral 7B has a sliding window.
     Mistral,
     /// Qwen 2 and 2.5: q, k and v have biases.
     Qwen2,
@@ -38,11 +38,11 @@ pub enum Architecture {
     Phi3,
 }
 
-/// The particulars of one architecture.
+/// The declaration of one architecture.
 pub(crate) struct Declaration {
     /// The class in `architectures`.
     pub(crate) class: &'static str,
-    /// `model_type`.
+    /// The value of `model_type`.
     pub(crate) model_type: &'static str,
     /// The source of the biases of the q, k and v projections.
     pub(crate) attention_bias: Bias,
@@ -54,57 +54,58 @@ pub(crate) struct Declaration {
     pub(crate) rope: RopeFields,
     /// The values of fields that `config.json` may leave out.
     pub(crate) defaults: Defaults,
-    /// The shape of the block of this index.
+    /// The function that returns the shape of a block, by its index.
     pub(crate) block: fn(&ModelConfig, usize) -> BlockShape,
 }
 
 /// The source that decides whether there are biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bias {
-    /// There are none, whatever the config has.
+    /// No biases, regardless of the config.
     Never,
-    /// There always are.
+    /// Biases in every model.
     Always,
-    /// The config's `attention_bias` or `mlp_bias`.
+    /// Biases if `attention_bias` or `mlp_bias` of the config is true.
     Config,
 }
 
 /// The layers that attend to a window of `sliding_window` positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Window {
-    /// None: the field is not read.
+    /// No layer: the field is not read.
     None,
-    /// All of them, where the field holds a number.
+    /// All layers, if the field is a number.
     AllLayers,
-    /// Those from `max_window_layers` on, where `use_sliding_window` is true.
+    /// The layers from `max_window_layers` on, if `use_sliding_window` is true.
     UpperLayers,
 }
 
 /// The rotary scalings that a config class reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RopeFields {
-    /// All of them.
+    /// All supported scalings.
     Any,
-    /// LongRoPE alone, also by its early names `su` and `yarn`.
+    /// Only LongRoPE, also by its early names `su` and `yarn`.
     LongRope,
 }
 
 /// The defaults of the architecture's Hugging Face config class, where architectures differ.
 pub(crate) struct Defaults {
-    /// `None`: as many as query heads.
+    /// The number of key and value heads; `None` for the number of query heads.
     pub(crate) num_key_value_heads: Option<usize>,
-    /// `None`: `hidden_size / num_attention_heads`.
+    /// The number of features of one head; `None` for `hidden_size / num_attention_heads`.
     pub(crate) head_dim: Option<usize>,
     pub(crate) rms_norm_eps: f64,
     pub(crate) max_position_embeddings: usize,
-    /// `None`: that of the rotary scaling.
+    /// The number of positions before the context was stretched; `None` for the value in the rotary
+    /// scaling.
     pub(crate) original_max_position_embeddings: Option<usize>,
     pub(crate) sliding_window: Option<usize>,
     pub(crate) max_window_layers: usize,
 }
 
 impl Architecture {
-    /// Every architecture that is read.
+    /// All supported architectures.
     pub const ALL: [Architecture; 5] = [
         Self::Llama,
         Self::Mistral,
@@ -113,7 +114,7 @@ impl Architecture {
         Self::Phi3,
     ];
 
-    /// The name in the field `architectures` of a `config.json`.
+    /// Returns the name in the field `architectures` of a `config.json`.
     pub fn class(self) -> &'static str {
         self.declaration().class
     }
@@ -128,8 +129,8 @@ impl Architecture {
         }
     }
 
-    /// The architecture of a `config.json`: `architectures` counts; where it is absent or empty,
-    /// `model_type` does.
+    /// Returns the architecture of a `config.json`: by `architectures`, or by `model_type` if
+    /// `architectures` is absent or empty.
     pub(crate) fn find(classes: &[String], model_type: Option<&str>) -> Option<Self> {
         Self::ALL.into_iter().find(|architecture| {
             let declaration = architecture.declaration();
@@ -140,7 +141,7 @@ impl Architecture {
         })
     }
 
-    /// The names of all of them, for messages.
+    /// Returns the names of all architectures, for messages.
     pub(crate) fn names() -> String {
         Self::ALL.map(Self::class).join(", ")
     }
@@ -153,7 +154,7 @@ impl fmt::Display for Architecture {
 }
 
 impl Bias {
-    /// Returns true if there are biases, where the config has `asked`.
+    /// Returns true if there are biases, for the value `asked` of the config.
     pub(crate) fn resolve(self, asked: Option<bool>) -> bool {
         match self {
             Self::Never => false,
@@ -162,7 +163,7 @@ impl Bias {
         }
     }
 
-    /// Returns true if a model may have biases, or none, according to `has`.
+    /// Returns true if a model may have biases (`has` is true), or may have none (`has` is false).
     pub(crate) fn allows(self, has: bool) -> bool {
         self.resolve(Some(has)) == has
     }

@@ -36,7 +36,7 @@ fn block(config: &ModelConfig, layer: usize) -> BlockShape {
         feed_forward: FeedForwardShape::SwiGlu(SwiGluShape {
             gate_up: ProjectionShape {
                 layers: &["mlp.gate_up_proj"],
-                // GPTQModel from 7.0 on writes them apart.
+                // GPTQModel from 7.0 on writes gate and up as separate layers.
                 split_layers: mlp.gate_up.layers.into(),
                 ..mlp.gate_up
             },

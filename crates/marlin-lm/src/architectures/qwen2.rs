@@ -1,5 +1,5 @@
-//! Qwen 2 and 2.5 (`Qwen2ForCausalLM`): biases of q, k and v, none of attention's output, and a
-//! sliding window in the upper layers.
+//! Qwen 2 and 2.5 (`Qwen2ForCausalLM`): q, k and v have biases, attention's output has none, and
+//! the upper layers may have a sliding window.
 
 use super::{
     AttentionShape, Bias, BlockShape, Declaration, Defaults, MixerShape, ProjectionShape, Window,

@@ -1,5 +1,5 @@
 //! Qwen 3 (`Qwen3ForCausalLM`): queries and keys are normalised head by head, and the upper layers
-//! have a sliding window.
+//! may have a sliding window.
 
 use super::{
     AttentionShape, Bias, BlockShape, Declaration, Defaults, MixerShape, Window, llama, qwen2,

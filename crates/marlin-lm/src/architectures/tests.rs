@@ -22,7 +22,8 @@ fn a_block_lists_each_projection_once_and_in_order() {
         for kind in ProjectionKind::ALL {
             let projection = block.projection(kind);
             assert_eq!(projection.kind, kind, "{architecture}");
-            // What is added to the residual stream has its width, and its inputs come from it.
+            // The outputs that are added to the residual stream, and the inputs that come from the
+            // stream, have its width.
             let of_stream = if kind.is_residual() {
                 projection.n()
             } else {

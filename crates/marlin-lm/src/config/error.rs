@@ -1,10 +1,10 @@
 use crate::architectures::Architecture;
 
-/// A `config.json` that is not a Llama's, or does not hold together.
+/// A `config.json` that does not describe a supported model, or contradicts itself.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelConfigError {
-    /// Not JSON, a field that is needed and absent, or a field of another type.
+    /// A text that is not JSON, a required field that is absent, or a field of another type.
     #[error("not the configuration of a model")]
     Json(#[from] serde_json::Error),
     /// A model of another architecture.
@@ -33,7 +33,7 @@ pub enum ModelConfigError {
         /// The architecture.
         architecture: Architecture,
     },
-    /// Layers with and without a sliding window in another order than is read.
+    /// A `layer_types` that contradicts the other fields of the sliding window.
     #[error(
         "`layer_types` says {found} for layer {layer}, the other fields say {expected}; this version reads layers that agree"
     )]
@@ -59,30 +59,30 @@ pub enum ModelConfigError {
     RopeField {
         /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// The cause.
         source: serde_json::Error,
     },
-    /// A field of the rotary scaling that changes logits, and is not read.
+    /// A field of the rotary scaling that changes logits, but is not supported.
     #[error("`{}` of the rotary scaling is {}; this version does not compute with it, and the logits would be others", field.escape_debug(), found.escape_debug())]
     UnreadRopeField {
         /// The field.
         field: String,
-        /// Its JSON.
+        /// The value of the field, as JSON.
         found: String,
     },
-    /// Rotary factors for another number of frequencies.
+    /// A list of rotary factors whose length is not the number of frequencies.
     #[error(
         "`{field}` has {found} numbers; there are {expected} frequencies, half of the rotated features of a head"
     )]
     RopeFactors {
         /// The field.
         field: &'static str,
-        /// Frequencies.
+        /// The number of frequencies.
         expected: usize,
-        /// Numbers found.
+        /// The length of the list.
         found: usize,
     },
-    /// A size of zero, or absurdly large.
+    /// A size that is 0 or above [`MAX_SIZE`](super::ModelConfig::MAX_SIZE).
     #[error("`{field}` is {found}; it must be from 1 to {limit}", limit = super::ModelConfig::MAX_SIZE)]
     Size {
         /// The field.
@@ -90,32 +90,32 @@ pub enum ModelConfigError {
         /// The value.
         found: usize,
     },
-    /// No `head_dim`, and heads that do not divide the hidden size.
+    /// An absent `head_dim`, and a number of heads that does not divide the hidden size.
     #[error(
         "`hidden_size` {hidden_size} is not a multiple of {heads} attention heads, and there is no `head_dim`"
     )]
     HeadDim {
-        /// Features of the residual stream.
+        /// The number of features of the residual stream.
         hidden_size: usize,
-        /// Query heads.
+        /// The number of query heads.
         heads: usize,
     },
-    /// Key heads that do not divide query heads.
+    /// A number of key heads that does not divide the number of query heads.
     #[error("`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}")]
     Heads {
-        /// Query heads.
+        /// The number of query heads.
         heads: usize,
-        /// Key heads.
+        /// The number of key heads.
         kv_heads: usize,
     },
-    /// A part of a head that rotary embedding cannot halve.
+    /// A number of rotated features that is odd, 0, or above `head_dim`.
     #[error(
         "`head_dim` {head_dim} times `partial_rotary_factor` gives {rotary_dim} features to rotate; rotary embedding needs an even number from 2 to `head_dim`"
     )]
     RotaryDim {
-        /// Features of one head.
+        /// The number of features of one head.
         head_dim: usize,
-        /// Those that are rotated.
+        /// The number of features that are rotated.
         rotary_dim: usize,
     },
     /// A constant that must be positive and finite.
@@ -126,12 +126,12 @@ pub enum ModelConfigError {
         /// The value.
         found: f64,
     },
-    /// Low frequencies above high ones.
+    /// A `low_freq_factor` that is not below `high_freq_factor`.
     #[error("`rope_scaling.low_freq_factor` {low} must be below `high_freq_factor` {high}")]
     FrequencyFactors {
-        /// `low_freq_factor`.
+        /// The value of `low_freq_factor`.
         low: f64,
-        /// `high_freq_factor`.
+        /// The value of `high_freq_factor`.
         high: f64,
     },
 }

@@ -13,7 +13,7 @@ use crate::ModelError;
 use crate::sampling::Sampling;
 use crate::suppression::Suppression;
 
-/// The generation settings of a model's makers.
+/// The generation settings that a model is published with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationConfig {
     /// The choice of the next token.
@@ -32,7 +32,7 @@ struct RawGeneration {
     top_p: Option<f32>,
     min_p: Option<f32>,
     repetition_penalty: Option<f32>,
-    /// Negative ids are no tokens, and change nothing.
+    /// Tokens that are never chosen; negative ids have no effect.
     suppress_tokens: Option<Vec<i64>>,
     bad_words_ids: Option<Vec<Vec<u32>>>,
     min_new_tokens: Option<usize>,
@@ -43,16 +43,17 @@ struct RawGeneration {
 /// The default of Hugging Face's `generate` if `top_k` is not given.
 const DEFAULT_TOP_K: usize = 50;
 
-/// A field that is not applied, and the numbers with which it changes nothing.
+/// A field that is not applied, and a function that returns true for the numbers with which the
+/// field has no effect.
 type NotApplied = (&'static str, fn(f64) -> bool);
 
 /// The fields of transformers' `GenerationConfig` (5.24) that change what is generated and are not
-/// applied. `null`, `false` and empty lists and objects change nothing in any of them.
+/// applied. `null`, `false`, empty lists and empty objects have no effect in any field.
 ///
-/// Not among them are `max_length` and `max_new_tokens`, which the caller's number of tokens
-/// replaces; the options of beam search, which count with `num_beams` above 1 alone; and those of
-/// caches, outputs, padding and speculative decoding, which generates what decoding without it
-/// does.
+/// The list omits `max_length` and `max_new_tokens`, which the caller's number of tokens replaces,
+/// and the options of beam search, which count only with `num_beams` above 1. It also omits the
+/// options of caches, outputs, padding and speculative decoding, which do not change the generated
+/// tokens.
 const NOT_APPLIED: [NotApplied; 24] = [
     ("begin_suppress_tokens", |_| false),
     ("constraints", |_| false),
@@ -82,8 +83,8 @@ const NOT_APPLIED: [NotApplied; 24] = [
 
 impl GenerationConfig {
     /// Reads a `generation_config.json`, with Hugging Face's defaults for absent fields: without
-    /// `do_sample` the most likely token is taken. If there is no such file, or it names no
-    /// end-of-sequence token, those of `config` count.
+    /// `do_sample` the most likely token is taken. If the file does not exist or names no
+    /// end-of-sequence token, the end-of-sequence tokens of `config` are used.
     ///
     /// Fields that change what transformers generates and are not applied here are named in a
     /// warning.
@@ -137,7 +138,7 @@ impl GenerationConfig {
                 .collect(),
             bad_words_ids: raw.bad_words_ids.unwrap_or_default(),
             min_new_tokens: raw.min_new_tokens.unwrap_or(0),
-            // `min_new_tokens` replaces it, whatever it is.
+            // `min_new_tokens` replaces `min_length`, even if it is 0.
             min_length: raw
                 .min_length
                 .filter(|_| raw.min_new_tokens.is_none())
@@ -159,8 +160,8 @@ impl GenerationConfig {
     }
 }
 
-/// The fields of a generation config that are not applied and would change something, with their
-/// values.
+/// Returns the fields of a generation config that are not applied and would have an effect, with
+/// their values.
 fn not_applied(config: &Map<String, Value>) -> Vec<String> {
     let is_neutral = |value: &Value, is_neutral_number: fn(f64) -> bool| match value {
         Value::Null | Value::Bool(false) => true,
@@ -178,7 +179,7 @@ fn not_applied(config: &Map<String, Value>) -> Vec<String> {
         .collect()
 }
 
-/// The field of a `config.json` with the quantisation of weights.
+/// Returns the field of a `config.json` with the quantisation of weights.
 pub(crate) fn quantization_field(config: &Value) -> Option<&Value> {
     Quantization::CONFIG_FIELDS
         .iter()
@@ -186,7 +187,7 @@ pub(crate) fn quantization_field(config: &Value) -> Option<&Value> {
         .find(|value| !value.is_null())
 }
 
-/// A file as JSON.
+/// Reads a file as JSON.
 pub(crate) fn read_json(path: &Path) -> Result<Value, ModelError> {
     let text =
         read_file(path, MAX_CONFIG_BYTES).map_err(|source| ModelError::io("read", path, source))?;

@@ -22,12 +22,12 @@ pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling}
 use crate::ModelError;
 use crate::architectures::{Architecture, BlockShape, Window};
 
-/// Sizes and constants of a Llama-style decoder, as `config.json` holds them.
+/// The sizes and constants of a Llama-style decoder, as in its `config.json`.
 ///
-/// Serialises to and from that file's JSON. Reading accepts what Hugging Face's config class of the
-/// [`Architecture`] writes, old and new: `rope_scaling` or `rope_parameters` (of both the first
-/// counts), `torch_dtype` or `dtype`, one end-of-sequence id or several. What is left out has the
-/// same default as there.
+/// The type serialises to and from the JSON of this file. Reading accepts the fields that old and
+/// new versions of Hugging Face's config class of the [`Architecture`] write: `rope_scaling` or
+/// `rope_parameters` (of both, the first counts), `torch_dtype` or `dtype`, one end-of-sequence id
+/// or several. Absent fields have the defaults of that class.
 ///
 /// ```
 /// use marlin_lm::ModelConfig;
@@ -42,73 +42,74 @@ use crate::architectures::{Architecture, BlockShape, Window};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "RawConfig", into = "RawConfig")]
 pub struct ModelConfig {
-    /// The architecture of the family.
+    /// The architecture of the model.
     pub architecture: Architecture,
-    /// Tokens in the vocabulary.
+    /// The number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Features of the residual stream.
+    /// The number of features of the residual stream.
     pub hidden_size: usize,
-    /// Features between the two halves of an MLP.
+    /// The number of features between the gate and up projections and the down projection of an
+    /// MLP.
     pub intermediate_size: usize,
-    /// Transformer blocks.
+    /// The number of transformer blocks.
     pub num_hidden_layers: usize,
-    /// Heads of the queries.
+    /// The number of query heads.
     pub num_attention_heads: usize,
-    /// Heads of the keys and values; each serves `num_attention_heads / num_key_value_heads` heads
-    /// of the queries.
+    /// The number of key and value heads; each serves `num_attention_heads / num_key_value_heads`
+    /// query heads.
     pub num_key_value_heads: usize,
-    /// Features of one head.
+    /// The number of features of one head.
     pub head_dim: usize,
-    /// Added to the mean square in every norm.
+    /// The constant that is added to the mean square in every norm.
     pub rms_norm_eps: f64,
-    /// Base of the rotary frequencies.
+    /// The base of the rotary frequencies.
     pub rope_theta: f64,
     /// The scaling of the rotary frequencies for long contexts.
     pub rope_scaling: Option<RopeScaling>,
-    /// The part of each head that is rotated, from its first feature on: 1 in most models.
+    /// The fraction of each head that is rotated, from its first feature on; 1 in most models.
     pub partial_rotary_factor: f64,
-    /// The layers that see a window of positions only; `None`: every layer sees all positions
-    /// before.
+    /// The sliding window, and the layers that have it; `None` if every layer attends to all
+    /// positions before.
     pub sliding_window: Option<SlidingWindow>,
-    /// Positions the model was made for.
+    /// The number of positions that the model was made for.
     pub max_position_embeddings: usize,
-    /// True if the embedding is the output head, too.
+    /// True if the embedding is also the output head.
     pub tie_word_embeddings: bool,
-    /// True if q, k and v projections have a bias, and in a Llama or Qwen 3 the o projection.
+    /// True if the q, k and v projections have biases; in Llama and Qwen 3 also the o projection.
     pub attention_bias: bool,
-    /// True if gate, up and down projections have a bias.
+    /// True if the gate, up and down projections have biases.
     pub mlp_bias: bool,
     /// The token that starts a text.
     pub bos_token_id: Option<u32>,
     /// The tokens that end a text.
     pub eos_token_ids: Vec<u32>,
-    /// The dtype that the weights are published in, where it is f16, bf16 or f32.
+    /// The dtype in which the weights are published, if it is f16, bf16 or f32.
     pub dtype: Option<FloatDType>,
 }
 
-/// Attention to the last positions only.
+/// A sliding window: attention to the last positions only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlidingWindow {
-    /// Positions that a query sees, its own included.
+    /// The number of positions that a query attends to, including its own.
     pub size: usize,
-    /// The first layer with a window; those below see everything.
+    /// The first layer with a window; earlier layers attend to all positions before.
     pub first_layer: usize,
 }
 
-/// The config of a LoRA adapter, as PEFT names it.
+/// The name that PEFT gives the config of a LoRA adapter.
 const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
 
 impl ModelConfig {
-    /// The largest size of any field: everything above is a broken file, not a model.
+    /// The largest value of any size field; a larger value means a broken file.
     pub const MAX_SIZE: usize = 1 << 30;
 
     /// Reads the JSON of a `config.json`.
     ///
     /// # Errors
-    /// [`ModelConfigError`] for text that is not such JSON, another architecture, options that are
-    /// not supported, and as [`validate`](Self::validate).
+    /// [`ModelConfigError`] for text that is not the JSON of a config, for another architecture,
+    /// for options that are not supported, and as in [`validate`](Self::validate).
     pub fn from_json(text: &str) -> Result<Self, ModelConfigError> {
-        // Before the fields: another architecture has other ones, and their absence means nothing.
+        // The architecture is checked before the fields: another architecture has other fields.
         serde_json::from_str::<RawClass>(text)?.architecture()?;
         serde_json::from_str::<RawConfig>(text)?.try_into()
     }
@@ -134,7 +135,7 @@ impl ModelConfig {
         })
     }
 
-    /// The JSON of a `config.json`.
+    /// Returns the JSON of a `config.json`.
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::to_value(RawConfig::from(self.clone())).unwrap_or_default()
     }
@@ -142,7 +143,7 @@ impl ModelConfig {
     /// Checks that sizes and constants fit together.
     ///
     /// # Errors
-    /// A [`ModelConfigError`] that names the field.
+    /// Returns a [`ModelConfigError`] that names the field.
     pub fn validate(&self) -> Result<(), ModelConfigError> {
         let sizes = [
             ("vocab_size", self.vocab_size),
@@ -177,7 +178,7 @@ impl ModelConfig {
         }
         if let Some(scaling) = &self.rope_scaling {
             scaling.validate(self)?;
-            // What is written with another one would not open.
+            // A config that is written with another scaling could not be read.
             if !self.architecture.declaration().rope.reads(scaling) {
                 let found = scaling.rope_type().into();
                 return Err(ModelConfigError::NotOfArchitecture {
@@ -219,8 +220,9 @@ impl ModelConfig {
         }
     }
 
-    /// Positions that the model takes: `max_position_embeddings`, or those of YaRN's stretched
-    /// context where a config has added it and left that field as it was.
+    /// Returns the number of positions that the model supports: `max_position_embeddings`, or
+    /// YaRN's stretched context if that is longer, as in a config whose field still has the
+    /// original context.
     pub fn positions(&self) -> usize {
         let stretched = match &self.rope_scaling {
             Some(RopeScaling::Yarn(scaling)) => {
@@ -232,35 +234,36 @@ impl ModelConfig {
             .max(stretched.min(Self::MAX_SIZE))
     }
 
-    /// Features of each head that are rotated.
+    /// Returns the number of features of each head that are rotated.
     pub fn rotary_dim(&self) -> usize {
         (self.head_dim as f64 * self.partial_rotary_factor) as usize
     }
 
-    /// Positions that a query of a layer sees, its own included; `None`: all before it.
+    /// Returns the number of positions that a query of a layer attends to, including its own;
+    /// `None` for all positions before.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         self.sliding_window
             .filter(|window| layer >= window.first_layer)
             .map(|window| window.size)
     }
 
-    /// The shape of block `layer`.
+    /// Returns the shape of block `layer`.
     pub(crate) fn block(&self, layer: usize) -> BlockShape {
         (self.architecture.declaration().block)(self, layer)
     }
 
-    /// Features of all query heads together: N of `q_proj`, K of `o_proj`.
+    /// Returns the number of features of all query heads together: N of `q_proj`, K of `o_proj`.
     pub fn query_size(&self) -> usize {
         self.num_attention_heads * self.head_dim
     }
 
-    /// Features of all key heads together: N of `k_proj` and `v_proj`.
+    /// Returns the number of features of all key heads together: N of `k_proj` and `v_proj`.
     pub fn key_value_size(&self) -> usize {
         self.num_key_value_heads * self.head_dim
     }
 }
 
-/// A size that is not 0 and not absurd.
+/// Checks that a size is from 1 to [`ModelConfig::MAX_SIZE`].
 fn size(field: &'static str, found: usize) -> Result<(), ModelConfigError> {
     if (1..=ModelConfig::MAX_SIZE).contains(&found) {
         Ok(())

@@ -1,4 +1,4 @@
-//! The JSON as it is written, and its meaning.
+//! The JSON fields of a `config.json`, and their conversion to a `ModelConfig`.
 
 use burn::tensor::FloatDType;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -9,15 +9,15 @@ use crate::architectures::{Architecture, Bias, Window};
 
 const ACTIVATION: &str = "silu";
 
-/// The model's class in a `config.json`, whatever else it holds.
+/// The fields of a `config.json` that name the model's class; all other fields are ignored.
 #[derive(Deserialize)]
 pub(super) struct RawClass {
     architectures: Option<Vec<String>>,
     model_type: Option<String>,
 }
 
-/// `config.json` with every spelling that is read. Absent fields get the defaults of Hugging Face's
-/// config class.
+/// The fields of a `config.json`, with every spelling that is read. Absent fields get the defaults
+/// of Hugging Face's config class.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RawConfig {
     architectures: Option<Vec<String>>,
@@ -27,7 +27,8 @@ pub(super) struct RawConfig {
     intermediate_size: usize,
     num_hidden_layers: usize,
     num_attention_heads: usize,
-    /// Absent is the class's default, `null` is as many as query heads.
+    /// The number of key and value heads. An absent field means the class's default, `null` means
+    /// the number of query heads.
     #[serde(default, deserialize_with = "present")]
     num_key_value_heads: Option<Option<usize>>,
     head_dim: Option<usize>,
@@ -42,7 +43,8 @@ pub(super) struct RawConfig {
     max_position_embeddings: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     original_max_position_embeddings: Option<usize>,
-    /// Absent is the class's default, `null` is none.
+    /// The size of the sliding window. An absent field means the class's default, `null` means no
+    /// window.
     #[serde(
         default,
         deserialize_with = "present",
@@ -67,7 +69,7 @@ pub(super) struct RawConfig {
     dtype: Option<String>,
 }
 
-/// A field that is there, `null` or not.
+/// Deserialises a field that is present, whether or not it is `null`.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<usize>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
@@ -194,8 +196,8 @@ impl TryFrom<RawConfig> for ModelConfig {
 }
 
 impl ModelConfig {
-    /// Checks that `layer_types`, which newer files have beside the fields it follows from, agrees
-    /// with those fields.
+    /// Checks that `layer_types` agrees with the fields that it follows from; newer files have
+    /// both.
     fn check_layer_types(&self, types: &[String]) -> Result<(), ModelConfigError> {
         for (layer, found) in types.iter().enumerate() {
             let expected = if self.window_of(layer).is_some() {

@@ -1,4 +1,4 @@
-//! The JSON of the rotary scaling, and its meaning.
+//! The JSON fields of the rotary scaling, and their conversion to a `RopeScaling`.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -8,13 +8,13 @@ use super::ModelConfigError;
 use super::rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling};
 use crate::architectures::RopeFields;
 
-/// `rope_scaling`, or the newer `rope_parameters`, which holds the base and the rotated part of a
-/// head as well.
+/// The object `rope_scaling`, or the newer `rope_parameters`, which also has the base and the
+/// rotated fraction of a head.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct RawRope(Map<String, Value>);
 
-/// Fields beside the scaling, and sizes it falls back to.
+/// The fields of a config beside the scaling, and the default sizes of the scaling.
 pub(super) struct Beside {
     pub(super) fields: RopeFields,
     pub(super) rope_theta: Option<f64>,
@@ -23,7 +23,7 @@ pub(super) struct Beside {
     pub(super) max_position_embeddings: usize,
 }
 
-/// What a config says about rotary positions.
+/// The rotary position embedding of a config.
 pub(super) struct Rope {
     pub(super) theta: f64,
     pub(super) partial_rotary_factor: f64,
@@ -32,9 +32,9 @@ pub(super) struct Rope {
 
 const ORIGINAL: &str = "original_max_position_embeddings";
 
-/// Returns true if other implementations compute other logits with a field of this value: of YaRN
-/// in its first implementation and vLLM, of LongRoPE in vLLM and Phi-3.5-MoE, of Mistral's later
-/// models; or one scaling for each type of layers.
+/// Returns true if other implementations compute other logits with a field of this value. Such
+/// fields are: of YaRN in its first implementation and vLLM, of LongRoPE in vLLM and Phi-3.5-MoE,
+/// of Mistral's later models, and objects with one scaling for each type of layers.
 fn changes_logits(field: &str, value: &Value) -> bool {
     match field {
         "attn_factor" | "extrapolation_factor" => value.as_f64() != Some(1.0),
@@ -46,8 +46,8 @@ fn changes_logits(field: &str, value: &Value) -> bool {
 }
 
 impl RawRope {
-    /// The one that counts where a config has both: `rope_scaling`, as in transformers, with
-    /// nothing of `rope_parameters`.
+    /// Chooses between `rope_scaling` and `rope_parameters`. If a config has both, only
+    /// `rope_scaling` counts, as in transformers.
     pub(super) fn choose(
         scaling: Option<Self>,
         parameters: Option<Self>,
@@ -78,8 +78,8 @@ impl RawRope {
         }
     }
 
-    /// Reads it as transformers does. A field that changes logits and is not read is an error,
-    /// another one a warning.
+    /// Reads the fields as transformers does. A field that is not supported is an error if it
+    /// changes logits, otherwise a warning.
     pub(super) fn read(mut self, beside: &Beside) -> Result<Rope, ModelConfigError> {
         let theta = self
             .take("rope_theta")?
@@ -163,7 +163,8 @@ impl RawRope {
         })
     }
 
-    /// The context before it was stretched: that beside the scaling counts over that in it.
+    /// Returns the number of positions of the context before it was stretched. The field beside the
+    /// scaling takes precedence over the field in the scaling.
     fn original(&mut self, beside: &Beside) -> Result<usize, ModelConfigError> {
         let own = self.take(ORIGINAL)?;
         match (beside.original_max_position_embeddings, own) {
@@ -177,7 +178,7 @@ impl RawRope {
         }
     }
 
-    /// Takes a field out; `null` is as none.
+    /// Removes a field and returns its value; `null` counts as absent.
     fn take<T: DeserializeOwned>(
         &mut self,
         field: &'static str,
@@ -196,7 +197,8 @@ impl RawRope {
             .ok_or(ModelConfigError::MissingRopeField { field, rope_type })
     }
 
-    /// Checks the fields that were not taken.
+    /// Checks the fields that were not taken: refuses fields that change logits, and warns of all
+    /// others.
     fn refuse_unread(self, rope_type: &str) -> Result<(), ModelConfigError> {
         let unread: Map<String, Value> = self
             .0
@@ -248,8 +250,8 @@ impl From<RopeScaling> for RawRope {
                 ("mscale_all_dim", scaling.mscale_all_dim.into()),
                 ("truncate", scaling.truncate.into()),
             ],
-            // Hugging Face's `Phi3Config` of old takes the first three fields and no other; the
-            // original context stands beside them.
+            // Old versions of Hugging Face's `Phi3Config` accept only the first three fields; the
+            // original context is a field beside the scaling.
             RopeScaling::LongRope(scaling) => vec![
                 ("type", "longrope".into()),
                 ("short_factor", scaling.short_factor.into()),

@@ -16,51 +16,51 @@ pub enum RopeScaling {
 }
 
 /// The rotary scaling of Llama 3.1 and later (`rope_type: llama3`): low frequencies are divided by
-/// `factor`, high ones kept, and those between interpolated.
+/// `factor`, high frequencies are kept, and frequencies in between are interpolated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Llama3RopeScaling {
     /// The divisor of low frequencies.
     pub factor: f64,
-    /// Wavelengths above `original_max_position_embeddings / low_freq_factor` positions are low
-    /// frequencies.
+    /// The limit of low frequencies: wavelengths above
+    /// `original_max_position_embeddings / low_freq_factor` positions.
     pub low_freq_factor: f64,
-    /// Wavelengths below `original_max_position_embeddings / high_freq_factor` positions are high
-    /// frequencies.
+    /// The limit of high frequencies: wavelengths below
+    /// `original_max_position_embeddings / high_freq_factor` positions.
     pub high_freq_factor: f64,
-    /// Positions of the context before it was stretched.
+    /// The number of positions of the context before it was stretched.
     pub original_max_position_embeddings: usize,
 }
 
-/// YaRN (arXiv 2309.00071): frequencies of few rotations within the original context are divided by
-/// `factor`, those of many are kept, those between are interpolated, and cosines and sines are
-/// scaled.
+/// YaRN (arXiv 2309.00071): frequencies with few rotations within the original context are divided
+/// by `factor`, frequencies with many rotations are kept, and frequencies in between are
+/// interpolated. Cosines and sines are scaled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct YarnRopeScaling {
     /// The divisor of low frequencies.
     pub factor: f64,
-    /// Positions of the context before it was stretched.
+    /// The number of positions of the context before it was stretched.
     pub original_max_position_embeddings: usize,
-    /// Frequencies of more rotations than this within the original context are kept.
+    /// The number of rotations within the original context above which frequencies are kept.
     pub beta_fast: f64,
-    /// Frequencies of fewer rotations than this within the original context are divided by
+    /// The number of rotations within the original context below which frequencies are divided by
     /// `factor`.
     pub beta_slow: f64,
-    /// The factor of cosines and sines; `None`: `m(mscale) / m(mscale_all_dim)` where both are
-    /// there and not 0, else `m(1)`, with `m(scale) = 0.1 scale ln(factor) + 1`, or 1 where
-    /// `factor` is at most 1.
+    /// The factor of cosines and sines. The default is `m(mscale) / m(mscale_all_dim)` if both are
+    /// present and not 0, otherwise `m(1)`. The function is `m(scale) = 0.1 scale ln(factor) + 1`,
+    /// or 1 if `factor` is at most 1.
     pub attention_factor: Option<f64>,
-    /// The numerator's scale of `attention_factor`.
+    /// The scale in the numerator of the default of `attention_factor`.
     pub mscale: Option<f64>,
-    /// The denominator's scale of `attention_factor`.
+    /// The scale in the denominator of the default of `attention_factor`.
     pub mscale_all_dim: Option<f64>,
-    /// True to round the range of frequencies that are interpolated to whole ones, outwards.
+    /// True to round the range of interpolated frequencies outwards to whole indices.
     pub truncate: bool,
 }
 
 impl YarnRopeScaling {
-    /// [`beta_fast`](Self::beta_fast) where a config has none.
+    /// The default of [`beta_fast`](Self::beta_fast).
     pub const DEFAULT_BETA_FAST: f64 = 32.0;
-    /// [`beta_slow`](Self::beta_slow) where a config has none.
+    /// The default of [`beta_slow`](Self::beta_slow).
     pub const DEFAULT_BETA_SLOW: f64 = 1.0;
 
     /// Returns the factor of cosines and sines.
@@ -81,11 +81,12 @@ impl YarnRopeScaling {
         })
     }
 
-    /// Returns the first and the last frequency that are interpolated, of those of `rotary_dim`
-    /// features and the base `rope_theta`. They may lie between frequencies.
+    /// Returns the indices of the first and the last interpolated frequency, for `rotary_dim`
+    /// features and the base `rope_theta`. The indices may be fractional.
     pub(crate) fn interpolated(&self, rotary_dim: usize, rope_theta: f64) -> [f64; 2] {
         let dim = rotary_dim as f64;
-        // The index of the frequency that makes so many rotations within the original context.
+        // Returns the index of the frequency that makes `rotations` rotations within the original
+        // context.
         let index = |rotations: f64| {
             dim * (self.original_max_position_embeddings as f64 / (rotations * TAU)).ln()
                 / (2.0 * rope_theta.ln())
@@ -98,25 +99,25 @@ impl YarnRopeScaling {
     }
 }
 
-/// LongRoPE (arXiv 2402.13753): every frequency is divided by a factor of its own, and cosines and
-/// sines are scaled.
+/// LongRoPE (arXiv 2402.13753): every frequency is divided by its own factor, and cosines and sines
+/// are scaled.
 ///
-/// There are two sets of factors. Which of them counts is decided once, by the positions that a
-/// model is opened for: keys in the cache were rotated by one set, and would not fit queries
-/// rotated by the other.
+/// There are two sets of factors. The number of positions that a model is opened for selects one
+/// set, once: keys in the cache were rotated by one set, and would not fit queries rotated by the
+/// other set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LongRopeScaling {
     /// The factor of each frequency for up to `original_max_position_embeddings` positions.
     pub short_factor: Vec<f64>,
     /// The factor of each frequency for more positions.
     pub long_factor: Vec<f64>,
-    /// Positions of the context before it was stretched.
+    /// The number of positions of the context before it was stretched.
     pub original_max_position_embeddings: usize,
-    /// How far the context was stretched; `None`: `max_position_embeddings /
-    /// original_max_position_embeddings`.
+    /// The ratio by which the context was stretched. The default is
+    /// `max_position_embeddings / original_max_position_embeddings`.
     pub factor: Option<f64>,
-    /// The factor of cosines and sines; `None`: `sqrt(1 + ln(factor) / ln(original))`, or 1 where
-    /// `factor` is at most 1.
+    /// The factor of cosines and sines. The default is `sqrt(1 + ln(factor) / ln(original))`, or 1
+    /// if `factor` is at most 1.
     pub attention_factor: Option<f64>,
 }
 
@@ -139,7 +140,7 @@ impl LongRopeScaling {
 }
 
 impl RopeScaling {
-    /// `rope_type` in a config.
+    /// Returns the value of `rope_type` in a config.
     pub(super) fn rope_type(&self) -> &'static str {
         match self {
             Self::Llama3(_) => "llama3",
@@ -170,7 +171,7 @@ impl RopeScaling {
                 positive("rope_scaling.beta_slow", scaling.beta_slow)?;
                 size(ORIGINAL, scaling.original_max_position_embeddings)?;
                 positive("rope_scaling.attention_factor", scaling.attention_factor())?;
-                // Frequencies are found by its logarithm.
+                // The computation of indices divides by the logarithm of the base.
                 if config.rope_theta == 1.0 {
                     return Err(ModelConfigError::Unsupported {
                         field: "rope_theta",

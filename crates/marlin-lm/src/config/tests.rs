@@ -15,7 +15,7 @@ fn refused(fields: Value) -> ModelConfigError {
     parse(&config_json(fields)).expect_err("must be refused")
 }
 
-/// The `config.json` of Llama 2 7B, shortened by fields that are not read.
+/// The `config.json` of Llama 2 7B, without fields that are not read.
 const LLAMA_2: &str = r#"{
     "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
     "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 4096,
@@ -23,7 +23,7 @@ const LLAMA_2: &str = r#"{
     "rms_norm_eps": 1e-05, "rope_scaling": null, "tie_word_embeddings": false, "torch_dtype": "float16", "use_cache": true, "vocab_size": 32000
 }"#;
 
-/// That of Llama 3.2 1B Instruct.
+/// The `config.json` of Llama 3.2 1B Instruct.
 const LLAMA_3_2: &str = r#"{
     "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
     "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
@@ -146,7 +146,7 @@ fn every_refusal_names_its_field() {
     assert!(
         matches!(refused(json!({ "architectures": [], "model_type": "gpt2" })), E::Architecture { found } if found == "gpt2")
     );
-    // Without a field of ours, and with what a terminal would obey.
+    // Configs without the required fields, and a class with control characters of a terminal.
     for text in [
         json!({ "architectures": ["GPT2LMHeadModel"], "n_embd": 768 }),
         json!({ "model_type": "mistral3", "text_config": {} }),
@@ -283,7 +283,7 @@ fn every_refusal_names_its_field() {
     assert!(matches!(ModelConfig::from_json("{"), Err(E::Json(_))));
 }
 
-/// JSON values of every kind, sizes at the edges among them.
+/// Generates JSON values of every kind, including sizes at the limits.
 fn value() -> impl Strategy<Value = Value> {
     let sizes = prop_oneof![
         Just(0u64),
@@ -330,7 +330,8 @@ fn value() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Whatever a field holds, reading gives a config that is valid and reads back, or an error.
+    /// Checks that reading a config with any values in two fields gives an error, or a valid config
+    /// that can be written and read back.
     #[test]
     fn mutated_configs_never_panic(which in any::<proptest::sample::Index>(), index in any::<proptest::sample::Index>(), other in any::<proptest::sample::Index>(), value in value(), second in value()) {
         let texts: Vec<&str> = [LLAMA_2, LLAMA_3_2].into_iter().chain(OTHERS).collect();
@@ -344,7 +345,7 @@ proptest! {
         }
     }
 
-    /// Broken text is an error as well.
+    /// Checks that reading a broken text does not panic.
     #[test]
     fn cut_and_flipped_texts_never_panic(position in any::<proptest::sample::Index>(), byte in any::<u8>(), cut in any::<bool>()) {
         let mut text = LLAMA_3_2.as_bytes().to_vec();

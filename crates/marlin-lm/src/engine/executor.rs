@@ -113,6 +113,8 @@ pub(super) struct ModelStep {
 }
 
 impl ModelExecutor {
+    /// Creates an executor with an empty KV cache of `slots` sequences, and no graphs.
+    ///
     /// # Errors
     /// [`ModelError::CacheTooLarge`].
     pub(super) fn new(model: Arc<Model>, slots: usize) -> Result<Self, ModelError> {
@@ -189,7 +191,7 @@ impl ModelExecutor {
             let [rows, last_rows] = self.rounded(prompt_tokens.clamp(1, self.chunk(false)), 1);
             passes.push(shape(AttentionPass::Prompt, rows, last_rows));
         }
-        // A recording would fail if another server allocates.
+        // A recording on another thread would fail if this call allocates.
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         decode::ahead::compile(&self.model.device(), &passes)
     }
@@ -319,11 +321,11 @@ impl PassGraph {
 
     /// Starts the pass on the rows on the device.
     fn replay(&mut self) {
-        // SAFETY: what the graph reads and writes are the model, the state and the batch. The
-        // graph's closure owns them or a share of them, and they keep their memory: nothing else
-        // can change a shared model, and every operation on state and batch writes in place. Only
-        // this executor has state and batch, which takes `&mut` to replay, and its functions are
-        // called on the stream that the graph was recorded on.
+        // SAFETY: the graph reads and writes the model, the state and the batch. The graph's
+        // closure holds a share of each, and all three keep their memory: nothing else can change a
+        // shared model, and every operation on state and batch writes in place. Only this executor
+        // has state and batch, and a replay takes `&mut`. The functions of the executor are called
+        // on the stream on which the graph was recorded.
         unsafe { self.graph.replay() };
     }
 }

@@ -214,8 +214,8 @@ impl Engine {
     /// sequence whose prompt was read meanwhile gets its second token one step later.
     ///
     /// # Errors
-    /// An error if the device fails. A sequence whose logits are broken ends with its error in
-    /// [`StepOutput::end`]; the others continue.
+    /// Returns an error if the device fails. A sequence whose logits are broken ends with its error
+    /// in [`StepOutput::end`]; the other sequences continue.
     pub fn step(&mut self) -> Result<Vec<StepOutput>, ModelError> {
         self.stream.executes(|| self.scheduler.step())
     }

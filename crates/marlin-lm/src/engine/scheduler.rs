@@ -324,7 +324,7 @@ impl<E: Executor> Scheduler<E> {
         step.map(|step| Started { sequences, step })
     }
 
-    /// The sequences whose prompts are read, with their slots.
+    /// Returns the sequences whose prompts are read, with their slots.
     fn running(&self) -> impl Iterator<Item = (usize, &Sequence)> {
         let sequences = self
             .sequences

@@ -1,4 +1,4 @@
-//! All that is wrong with a folder.
+//! A check of a folder that reports every fault.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::architectures::LayerShape;
 use crate::config::{GenerationConfig, ModelConfig};
 use crate::model::{Model, Projection, WeightSource, loaded};
 
-/// Faults after which no more are looked for: of a config that is another model's there is one for
+/// The number of faults after which the check ends: the config of another model causes one for
 /// every tensor.
 const MOST_FAULTS: usize = 1000;
 
@@ -24,9 +24,13 @@ const MOST_FAULTS: usize = 1000;
 /// its chat template, without a model on the device. Returns every fault that is found, and none
 /// for a folder that can be opened, chatted with, and has room on the device.
 ///
-/// `on_layer` gets every quantised layer that can be read, by its name. Values are not read of
-/// files that the device has no room for and that are nearly all holes ([`Checkpoint::is_hollow`]):
-/// what they declare has no end.
+/// The check reads everything that [`LanguageModel::open`](super::LanguageModel::open) reads, and
+/// the chat template. A folder without faults can be opened, fits the device, and has a usable chat
+/// template if it has one.
+///
+/// `on_layer` is called with the name of every quantised layer that can be read. If the device has
+/// no room for the model and the files are nearly all holes ([`Checkpoint::is_hollow`]), values are
+/// not read: such files can declare tensors of any size.
 pub fn check_folder(
     dir: &Path,
     device: &Device,
@@ -98,7 +102,7 @@ fn check_texts(dir: &Path, config: Option<&ModelConfig>) -> Result<(), TextError
     tokenizer.decode(&tokenizer.encode("A text.")?).map(drop)
 }
 
-/// Checks that a question can be asked, if there is a template.
+/// Checks that a question can be rendered, if there is a chat template.
 fn check_template(dir: &Path) -> Result<(), TextError> {
     let Some(template) = ChatTemplate::open(dir)? else {
         return Ok(());
@@ -110,7 +114,7 @@ fn check_template(dir: &Path) -> Result<(), TextError> {
 
 struct Faults(Vec<ModelError>);
 
-/// There were [`MOST_FAULTS`].
+/// The error after [`MOST_FAULTS`] faults, which ends the check.
 struct Enough;
 
 impl Faults {
@@ -127,18 +131,19 @@ impl Faults {
     }
 }
 
-/// Checks the files' weights without putting them on the device; a number stands for each.
+/// A source that checks the weights of the files without putting them on the device. A tensor of
+/// one element takes the place of each weight.
 struct CheckedWeights<'a> {
     files: FileWeights<'a>,
     device: &'a Device,
     faults: Faults,
-    /// False to look at headers only.
+    /// True to read values, false to read only headers.
     reads_values: bool,
     on_layer: &'a mut dyn FnMut(&str, &LayerFormat, &PlainWeight),
 }
 
 impl CheckedWeights<'_> {
-    /// A float tensor.
+    /// Checks the shape and the dtype of a float tensor.
     fn check(&mut self, name: String, shape: &[usize]) -> Result<(), Enough> {
         let checked = self
             .files

@@ -48,7 +48,7 @@ pub(super) fn upload<const D: usize>(
     Ok(tensor)
 }
 
-/// The values of `bytes`, a part of a tensor with the given shape, in the file's dtype.
+/// Converts `bytes`, a part of a tensor, to values of the given shape in the file's dtype.
 fn data<const D: usize>(
     view: &TensorView<'_>,
     bytes: &[u8],

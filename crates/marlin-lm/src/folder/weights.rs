@@ -27,16 +27,16 @@ pub(crate) struct FileWeights<'a> {
     quantization: Option<Quantization>,
     dtype: FloatDType,
     device: &'a Device,
-    /// Names of the tensors that were read.
+    /// The names of the tensors that were read.
     pub(super) read: BTreeSet<String>,
-    /// Bytes of those, and of all.
+    /// The number of bytes of the tensors that were read, and of all tensors (`total`).
     done: usize,
     total: usize,
     on_progress: &'a mut dyn FnMut(OpenProgress<'_>),
 }
 
 impl<'a> FileWeights<'a> {
-    /// All of a checkpoint's weights, for a model with activations in `dtype`.
+    /// Creates a source of a checkpoint's weights, for a model with activations in `dtype`.
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         config_path: &'a Path,
@@ -98,7 +98,7 @@ impl WeightSource for FileWeights<'_> {
                 for weight in weights {
                     self.recycle(weight);
                 }
-                // All of them have one, or none.
+                // Either all layers have a bias, or none has.
                 let biases: Option<Vec<Tensor<1>>> = biases.into_iter().collect();
                 let names = layers
                     .iter()
@@ -123,11 +123,11 @@ impl WeightSource for FileWeights<'_> {
     }
 }
 
-/// A layer's weight, on its way from the files to the device.
+/// The weight of a layer that was read from the files.
 enum LayerWeight {
-    /// [N, K], on the device.
+    /// A float weight [N, K], on the device.
     Float(Tensor<2>),
-    /// Quantised, on the host.
+    /// A quantised weight, on the host.
     Plain(PlainWeight),
 }
 
@@ -152,7 +152,7 @@ impl FileWeights<'_> {
         Ok(tensor)
     }
 
-    /// These tensors have been read and are not needed again.
+    /// Marks tensors as read, releases their pages, and reports progress.
     pub(super) fn finish(&mut self, layer: &str, tensors: &[String]) {
         for name in tensors {
             if let Ok(tensor) = self.checkpoint.tensor(name) {
@@ -179,7 +179,7 @@ impl FileWeights<'_> {
         }
     }
 
-    /// Reads a quantised weight, in the format that the config gives it. `None`: it is float.
+    /// Reads a quantised weight in the format that the config gives it; `None` for a float weight.
     pub(super) fn plain(
         &mut self,
         layer: &LayerShape,
@@ -223,17 +223,17 @@ impl FileWeights<'_> {
             .transpose()
     }
 
-    /// The projection of a weight. `name` is its name in errors.
+    /// Creates a projection from a weight and a bias. `name` is the name of the layer in errors.
     fn place(
         &self,
         name: &str,
         weight: LayerWeight,
         bias: Option<Tensor<1>>,
     ) -> Result<Projection, ModelError> {
-        // The layer before is on its way to the device: the host has no more than these two.
+        // Waits for the upload of the layer before, so that the host holds no more than two layers.
         sync(self.device, name)?;
         match weight {
-            // A view: a matmul reads a transposed weight as well.
+            // A transposed view of the weight, which matmuls support.
             LayerWeight::Float(weight) => Ok(Projection::Dense(Linear {
                 weight: loaded(weight.transpose()),
                 bias: bias.map(loaded),
@@ -253,7 +253,7 @@ impl FileWeights<'_> {
         }
     }
 
-    /// Embeddings are only read as floats.
+    /// Refuses a quantised embedding, since embeddings are only read as floats.
     pub(super) fn refuse_quantized_embedding(&self, name: &str) -> Result<(), ModelError> {
         let is_float = self.checkpoint.contains(&format!("{name}.weight"));
         if is_float || !self.checkpoint.contains_layer(name) {
@@ -265,19 +265,19 @@ impl FileWeights<'_> {
         })
     }
 
-    /// The dtype of activations to lay a weight out for.
+    /// Returns the dtype of activations for which weights are laid out.
     fn activations(&self) -> ActivationDtype {
         activation_dtype(self.dtype.into()).unwrap_or(ActivationDtype::F32)
     }
 
-    /// The next layers are read into the memory of this one.
+    /// Makes the memory of a quantised weight available to the layers that are read next.
     fn recycle(&self, weight: LayerWeight) {
         if let LayerWeight::Plain(plain) = weight {
             self.checkpoint.recycle(plain);
         }
     }
 
-    /// One weight with the outputs of all of them side by side.
+    /// Joins weights into one weight with all outputs side by side.
     fn join(&self, weights: &[LayerWeight]) -> Result<LayerWeight, Apart> {
         let (mut floats, mut plains) = (Vec::new(), Vec::new());
         for weight in weights {
@@ -293,12 +293,13 @@ impl FileWeights<'_> {
         }
     }
 
-    /// Every tensor must have been read: leaving one out would change the results.
+    /// Checks that every tensor was read, except for redundant ones: ignoring a tensor would change
+    /// the results.
     pub(super) fn refuse_surplus(&self, config: &ModelConfig) -> Result<(), ModelError> {
-        // Older files hold the rotary frequencies, which follow from the config; some hold a tied
-        // head a second time; AutoGPTQ's first versions wrote biases of zeros for layers without
-        // one; llm-compressor writes scales for a cache in 8 bits, where this one keeps the dtype
-        // of the activations.
+        // Redundant tensors: older files hold the rotary frequencies, which follow from the config.
+        // Some files hold a tied head a second time. AutoGPTQ's first versions wrote biases of
+        // zeros for layers without a bias. llm-compressor writes scales for a KV cache in 8 bits;
+        // the KV cache here has the dtype of activations.
         let zeros = |name: &str| {
             self.checkpoint
                 .tensor(name)
@@ -328,7 +329,8 @@ impl FileWeights<'_> {
     }
 }
 
-/// Of a cache in 8 bits, as llm-compressor names them.
+/// The suffixes of the scales and zero points of a KV cache in 8 bits, as llm-compressor names
+/// them.
 const CACHE_SCALES: [&str; 4] = [
     ".self_attn.k_scale",
     ".self_attn.v_scale",

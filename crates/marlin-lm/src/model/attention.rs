@@ -8,35 +8,37 @@ use super::rope::Rope;
 use super::step::{PassBatch, Work};
 use super::{ProjectionGroup, RmsNorm};
 
-/// The value of masked scores. Not infinite: some shader compilers assume that infinities do not
-/// occur.
+/// The value of masked scores. The value is finite, since some shader compilers assume that
+/// infinities do not occur.
 const MASKED: f32 = -1e30;
 
 /// Causal self-attention with grouped key and value heads (GQA, arXiv 2305.13245).
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// Queries [hidden, heads * head_dim], keys and values [hidden, kv_heads * head_dim].
+    /// The projections of queries [hidden, heads * head_dim], and of keys and values
+    /// [hidden, kv_heads * head_dim].
     pub qkv_proj: ProjectionGroup,
-    /// Normalises each head of the queries, `[head_dim]`; Qwen 3 has it.
+    /// The norm of each query head, `[head_dim]`, which Qwen 3 has.
     pub q_norm: Option<RmsNorm>,
-    /// The same for the keys.
+    /// The norm of each key head, `[head_dim]`, which Qwen 3 has.
     pub k_norm: Option<RmsNorm>,
     /// [heads * head_dim, hidden].
     pub o_proj: ProjectionGroup,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// The number of key and value heads.
     pub kv_heads: usize,
-    /// Features of one head.
+    /// The number of features of one head.
     pub head_dim: usize,
-    /// Positions that a query sees, its own included; all before it without one.
+    /// The number of positions that a query attends to, including its own; `None` for all positions
+    /// before.
     #[module(skip)]
     pub window: Option<usize>,
 }
 
 impl Attention {
-    /// Attention of whole prompts, from queries, keys and values side by side [batch, seq, (heads +
-    /// 2 * kv_heads) * head_dim] to [batch, seq, hidden].
+    /// Computes attention of whole prompts from queries, keys and values side by side,
+    /// [batch, seq, (heads + 2 * kv_heads) * head_dim], and returns [batch, seq, hidden].
     ///
     /// `cache` is the layer's cache and the position of the first query in it.
     pub(crate) fn forward_prompt(
@@ -49,8 +51,8 @@ impl Attention {
             .forward_joined(self.mix_prompt(qkv, span, cache))
     }
 
-    /// As [`forward_prompt`](Self::forward_prompt), before the last projection: [batch, seq, heads
-    /// * head_dim].
+    /// Computes [`forward_prompt`](Self::forward_prompt) without the output projection, and returns
+    /// [batch, seq, heads * head_dim].
     pub(crate) fn mix_prompt(
         &self,
         qkv: Tensor<3>,
@@ -80,8 +82,9 @@ impl Attention {
         mixed.reshape([batch, seq, self.heads * self.head_dim])
     }
 
-    /// Attention of the token of each row of a step or of prompts, from queries, keys and values
-    /// side by side [rows, (heads + 2 * kv_heads) * head_dim] to [rows, hidden].
+    /// Computes attention of the token of each row of a decode step or of prompts. The inputs are
+    /// queries, keys and values side by side, [rows, (heads + 2 * kv_heads) * head_dim]; the result
+    /// is [rows, hidden].
     pub(crate) fn forward_rows(
         &self,
         qkv: Tensor<2>,
@@ -93,8 +96,8 @@ impl Attention {
             .forward_joined(self.mix_rows(qkv, rope, cache, batch))
     }
 
-    /// As [`forward_rows`](Self::forward_rows), before the last projection: [rows, heads *
-    /// head_dim].
+    /// Computes [`forward_rows`](Self::forward_rows) without the output projection, and returns
+    /// [rows, heads * head_dim].
     pub(crate) fn mix_rows(
         &self,
         qkv: Tensor<2>,
@@ -117,7 +120,7 @@ impl Attention {
         }
     }
 
-    /// What the attention of rows takes besides its cache.
+    /// Returns the inputs of the attention of rows other than its rows and its cache.
     pub(super) fn parts(&self, rope: &Rope) -> AttentionParts {
         let norms = match (&self.q_norm, &self.k_norm) {
             (Some(q_norm), Some(k_norm)) => {
@@ -133,7 +136,7 @@ impl Attention {
         }
     }
 
-    /// softmax(q k^T / sqrt(head_dim)) v: [batch, heads, seq, head_dim].
+    /// Computes softmax(q k^T / sqrt(head_dim)) v, [batch, heads, seq, head_dim].
     ///
     /// The query heads that share a key head are stacked along `seq`, so that keys and values are
     /// not repeated.
@@ -149,7 +152,7 @@ impl Attention {
         let stacked = heads / self.kv_heads * seq;
         let dtype = FloatDType::from(queries.dtype());
 
-        // Scaled before the product, which could leave the range of f16 otherwise.
+        // Queries are scaled before the product, which could leave the range of f16 otherwise.
         let queries = queries.mul_scalar(1.0 / (head_dim as f64).sqrt()).reshape([
             batch,
             self.kv_heads,

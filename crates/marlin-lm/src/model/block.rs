@@ -15,7 +15,7 @@ pub struct Block {
     pub mixer: Mixer,
     /// The norm before the feed-forward network.
     pub feed_forward_norm: RmsNorm,
-    /// The part that works on each position by itself.
+    /// The feed-forward network, which works on each position by itself.
     pub feed_forward: FeedForward,
 }
 
@@ -34,13 +34,13 @@ pub enum FeedForward {
 }
 
 impl Block {
-    /// The attention of a block that has it.
+    /// Returns the attention of the block.
     pub fn attention(&self) -> &Attention {
         let Mixer::Attention(attention) = &self.mixer;
         attention
     }
 
-    /// The multilayer perceptron of a block that has it.
+    /// Returns the multilayer perceptron of the block.
     pub fn mlp(&self) -> &SwiGlu {
         let FeedForward::SwiGlu(mlp) = &self.feed_forward;
         mlp
@@ -69,11 +69,11 @@ impl Block {
         }
     }
 
-    /// The residual stream after this block, for prompts, decode steps and blocks that run by
-    /// themselves.
+    /// Returns the residual stream after this block, for prompts, decode steps and single blocks.
     ///
-    /// `attend` takes the block's attention from queries, keys and values side by side, [.., (heads
-    /// + 2 * kv_heads) * head_dim], to [.., hidden]: it has the positions and the cache.
+    /// `attend` computes the block's attention from queries, keys and values side by side,
+    /// [.., (heads + 2 * kv_heads) * head_dim], and returns [.., hidden]. The closure supplies the
+    /// positions and the cache.
     pub fn forward<const D: usize>(
         &self,
         stream: Residual<D>,
@@ -93,8 +93,9 @@ impl Block {
         }
     }
 
-    /// Hidden states [batch, seq, hidden] of whole sequences to the same shape, without a cache:
-    /// for quantisers, which run a block by itself. `rope` is that of the model.
+    /// Runs the block by itself on hidden states [batch, seq, hidden] of whole sequences, without a
+    /// cache, and returns the hidden states after the block. `rope` holds the rotary tables of the
+    /// model.
     ///
     /// # Panics
     /// Panics if `seq` is above [`Rope::length`].
@@ -116,8 +117,8 @@ impl Block {
 
 /// The residual stream, [.., hidden].
 ///
-/// The last output is not added until the next norm, which adds it in its own kernel; for one row
-/// on CUDA that kernel is the matmul's, too.
+/// The output of the last attention or feed-forward network is added by the kernel of the next
+/// norm. For one row on CUDA, the matmul after the norm runs in the same kernel.
 #[derive(Debug)]
 pub struct Residual<const D: usize> {
     sum: Tensor<D>,
@@ -126,7 +127,7 @@ pub struct Residual<const D: usize> {
 }
 
 impl<const D: usize> Residual<D> {
-    /// The stream that begins with hidden states [.., hidden].
+    /// Creates a stream that begins with hidden states [.., hidden].
     pub fn new(hidden: Tensor<D>) -> Self {
         Self {
             sum: hidden,
@@ -134,7 +135,7 @@ impl<const D: usize> Residual<D> {
         }
     }
 
-    /// The stream with the output [.., hidden] of attention or an MLP added.
+    /// Adds the output [.., hidden] of attention or an MLP to the stream.
     pub fn plus(self, output: Tensor<D>) -> Self {
         Self {
             last: Some(output),
@@ -154,8 +155,7 @@ impl<const D: usize> Residual<D> {
         (out, Self::new(sum))
     }
 
-    /// The stream of other rows: `rows` takes them from the sum and from the output that is not yet
-    /// in it.
+    /// Applies `rows`, which selects rows, to the sum and to the output that is not yet in the sum.
     pub(crate) fn map(self, rows: impl Fn(Tensor<D>) -> Tensor<D>) -> Self {
         Self {
             sum: rows(self.sum),
@@ -163,7 +163,7 @@ impl<const D: usize> Residual<D> {
         }
     }
 
-    /// The normalised stream, [.., hidden].
+    /// Returns the normalised stream, [.., hidden].
     pub fn norm(self, norm: &RmsNorm) -> Tensor<D> {
         match self.last {
             Some(last) => norm.forward_add(last, self.sum).0,
@@ -171,7 +171,7 @@ impl<const D: usize> Residual<D> {
         }
     }
 
-    /// The hidden states, [.., hidden].
+    /// Returns the hidden states, [.., hidden].
     pub fn into_tensor(self) -> Tensor<D> {
         match self.last {
             Some(last) => self.sum + last,

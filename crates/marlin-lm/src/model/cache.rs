@@ -3,8 +3,8 @@ use marlin_nn as decode;
 
 use crate::config::ModelConfig;
 
-/// Keys and values of the positions that a model has seen, allocated once for `max_len` positions
-/// of each of several sequences.
+/// A KV cache: the keys and values of earlier positions, allocated once for `max_len` positions of
+/// each of several sequences.
 ///
 /// New positions are written in place: nothing else holds a layer's tensors between two forward
 /// passes.
@@ -15,7 +15,7 @@ pub struct KvCache {
     max_len: usize,
 }
 
-/// Keys and values of one layer, [slots, kv_heads, max_len, head_dim] each.
+/// The keys and values of one layer, [slots, kv_heads, max_len, head_dim] each.
 #[derive(Debug)]
 pub(crate) struct KeyValues {
     pub(crate) keys: Tensor<4>,
@@ -23,7 +23,7 @@ pub(crate) struct KeyValues {
 }
 
 impl KeyValues {
-    /// Zeros, for `max_len` positions of each of `slots` sequences.
+    /// Creates keys and values of zeros, for `max_len` positions of each of `slots` sequences.
     pub(crate) fn new(
         config: &ModelConfig,
         slots: usize,
@@ -40,7 +40,7 @@ impl KeyValues {
     }
 }
 
-/// A position of a cache that new keys and values are written from.
+/// The position of a cache from which new keys and values are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CachePosition {
     /// The slot of the first sequence; others follow in the slots after it.
@@ -50,10 +50,10 @@ pub(crate) struct CachePosition {
 }
 
 impl KvCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     ///
-    /// `dtype` is that of the activations, `max_len` the number of positions of each of `slots`
-    /// sequences.
+    /// `dtype` is the dtype of activations, and `max_len` is the number of positions of each of
+    /// `slots` sequences.
     pub fn new(
         config: &ModelConfig,
         slots: usize,
@@ -71,7 +71,7 @@ impl KvCache {
         }
     }
 
-    /// Bytes of such a cache.
+    /// Returns the size in bytes of a cache with these sizes.
     pub fn size_bytes(
         config: &ModelConfig,
         slots: usize,
@@ -86,41 +86,41 @@ impl KvCache {
             .saturating_mul(2 * size * config.num_hidden_layers)
     }
 
-    /// Positions of each of its sequences, which
-    /// [`Model::forward`](super::Model::forward) writes together.
+    /// Returns the number of positions of each sequence that
+    /// [`Model::forward`](super::Model::forward) has written.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if it holds no position.
+    /// Returns true if the cache holds no position.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Positions there is room for.
+    /// Returns the number of positions that each sequence has room for.
     pub fn max_len(&self) -> usize {
         self.max_len
     }
 
-    /// Forgets every position; the memory stays.
+    /// Removes all positions; the memory stays allocated.
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// The keys and values of a layer.
+    /// Returns the keys and values of a layer.
     pub(crate) fn layer(&mut self, index: usize) -> &mut KeyValues {
         &mut self.layers[index]
     }
 
-    /// Counts positions that were written to every layer.
+    /// Adds to the length the positions that were written to every layer.
     pub(crate) fn advance(&mut self, positions: usize) {
         self.len += positions;
     }
 }
 
 impl KeyValues {
-    /// Writes keys and values [batch, kv_heads, seq, head_dim] from a position on, and returns
-    /// those of all positions of these slots so far.
+    /// Writes keys and values [batch, kv_heads, seq, head_dim] from a position on. Returns the keys
+    /// and values of all positions of these slots so far.
     pub(crate) fn append(
         &mut self,
         position: CachePosition,

@@ -9,13 +9,13 @@ use super::{Projection, RmsNorm};
 /// Projections of the same activations: q, k and v of attention, gate and up of an MLP, or one
 /// projection alone.
 ///
-/// One matmul with the outputs side by side if their formats allow it, otherwise one for each. The
-/// outputs are the same either way.
+/// The group is one matmul with all outputs side by side if the formats allow it, otherwise one
+/// matmul for each output. The outputs are the same either way.
 #[derive(Module, Debug)]
 pub struct ProjectionGroup {
-    /// One, or as many as there are outputs.
+    /// The matmuls: one, or one for each output.
     projections: Vec<Projection>,
-    /// Features of each output.
+    /// The number of features of each output.
     #[module(skip)]
     outputs: Vec<usize>,
     /// The operation on the outputs that is part of the matmul if it is one.
@@ -37,7 +37,8 @@ impl ProjectionGroup {
         }
     }
 
-    /// [.., K] to all outputs side by side, [.., sum of N].
+    /// Applies the projections to inputs [.., K], and returns all outputs side by side,
+    /// [.., sum of N].
     pub fn forward_joined<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self.projections.as_slice() {
             [joined] => joined.forward(x),
@@ -51,8 +52,8 @@ impl ProjectionGroup {
         }
     }
 
-    /// The epilogue of [`forward_joined`](Self::forward_joined) of the norm of `residual + x`, and
-    /// that sum.
+    /// Applies [`forward_joined`](Self::forward_joined) and then the epilogue to the norm of
+    /// `residual + x`. Returns the output of the epilogue, and the sum `residual + x`.
     pub fn forward_add_norm<const D: usize>(
         &self,
         x: Tensor<D>,
@@ -68,10 +69,10 @@ impl ProjectionGroup {
         }
     }
 
-    /// Outputs side by side [.., sum of N] to each output's [.., N].
+    /// Splits outputs side by side, [.., sum of N], into one tensor [.., N] for each output.
     ///
     /// # Panics
-    /// Panics if there are fewer outputs.
+    /// Panics if the group has fewer outputs than `OUTPUTS`.
     pub fn split<const D: usize, const OUTPUTS: usize>(
         &self,
         joined: Tensor<D>,
@@ -84,7 +85,7 @@ impl ProjectionGroup {
         })
     }
 
-    /// The projection of all outputs, where they are one.
+    /// Returns the projection of all outputs, if there is only one.
     pub fn joined(&self) -> Option<&Projection> {
         match self.projections.as_slice() {
             [joined] => Some(joined),
@@ -92,17 +93,17 @@ impl ProjectionGroup {
         }
     }
 
-    /// The projections: one, or one for each output.
+    /// Returns the projections: one, or one for each output.
     pub fn projections(&self) -> &[Projection] {
         &self.projections
     }
 
-    /// The projections, to change them in place.
+    /// Returns the projections, to be changed in place.
     pub(crate) fn projections_mut(&mut self) -> &mut [Projection] {
         &mut self.projections
     }
 
-    /// Puts one projection with all outputs in the place of those there are.
+    /// Replaces the projections by one projection with all outputs.
     pub(crate) fn replace(&mut self, joined: Projection) {
         self.projections = vec![joined];
     }

@@ -11,7 +11,7 @@ use crate::architectures::{FeedForwardShape, LayerShape, MixerShape, ProjectionS
 use crate::config::ModelConfig;
 
 impl Model {
-    /// Builds a model for `max_len` positions.
+    /// Builds a model for `max_len` positions from a source of weights.
     pub(crate) fn assemble<S: WeightSource>(
         config: &ModelConfig,
         max_len: usize,
@@ -47,7 +47,7 @@ impl Model {
     }
 }
 
-/// Block `index` of a model.
+/// Builds block `index` of a model from a source of weights.
 pub(crate) fn load_block<S: WeightSource>(
     config: &ModelConfig,
     source: &mut S,

@@ -1,4 +1,5 @@
-//! The Llama-style decoder in Burn: one text for every architecture, for float and 4-bit weights.
+//! The Llama-style decoder in Burn: one definition for all architectures, with float or quantised
+//! weights.
 
 mod attention;
 mod block;
@@ -42,23 +43,23 @@ pub use swiglu::SwiGlu;
 use crate::architectures::ProjectionKind;
 use crate::config::ModelConfig;
 
-/// A Llama-style decoder: token ids in, logits out.
+/// A Llama-style decoder, which maps token ids to logits.
 ///
 /// Activations have the dtype of the embedding: f32, f16 or bf16. Norms and softmax are computed in
 /// f32.
 ///
-/// With every [`Projection`] dense it is made of Burn's own `Linear` layers: it can be trained,
-/// saved with [`save_float`](crate::save_float), and converted to 4-bit weights in one call with
+/// A model whose [`Projection`]s are all dense consists of Burn's own `Linear` layers. Such a model
+/// can be trained, saved with [`save_float`](crate::save_float), and quantised in one call with
 /// `burn_marlin::WeightQuantizer`.
 #[derive(Module, Debug)]
 pub struct Model {
-    /// [vocab, hidden]; the output head, too, where there is no `lm_head`.
+    /// The embedding, [vocab, hidden]; also the output head if `lm_head` is `None`.
     pub embed_tokens: Embedding,
     /// The transformer blocks.
     pub layers: Vec<Block>,
-    /// The norm before the head.
+    /// The norm before the output head.
     pub norm: RmsNorm,
-    /// [hidden, vocab]; none if the embedding is the head.
+    /// The output head, [hidden, vocab]; `None` if the embedding is the head.
     pub lm_head: Option<Projection>,
     rope: Rope,
     #[module(skip)]
@@ -68,10 +69,10 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model with random weights, for training: normal with a standard deviation of 0.02, norms
-    /// 1, biases 0, in the device's float dtype.
+    /// Creates a model with random weights in the device's float dtype, for training.
     ///
-    /// It takes `max_position_embeddings` positions.
+    /// Weights are normally distributed with a standard deviation of 0.02; norms are 1, and biases
+    /// are 0. The model supports `max_position_embeddings` positions.
     ///
     /// # Panics
     /// Panics if [`ModelConfig::validate`] refuses the config.
@@ -88,12 +89,13 @@ impl Model {
         })
     }
 
-    /// A model with random weights for `max_len` positions, made on the device: for timing.
-    /// Projections of the layers are in a 4-bit or 8-bit format where one is given, everything else
-    /// is in `dtype`.
+    /// Creates a model with random weights on the device for `max_len` positions, for timing.
+    ///
+    /// If `format` is given, the projections of the blocks are in this 4-bit or 8-bit format. All
+    /// other weights are in `dtype`.
     ///
     /// # Errors
-    /// A layer with no features, or too many.
+    /// Returns an error if a layer has no features, or too many.
     ///
     /// # Panics
     /// Panics if [`ModelConfig::validate`] refuses the config.
@@ -119,12 +121,13 @@ impl Model {
         )
     }
 
-    /// Rounds a float head to the nearest values of a 4-bit or 8-bit format, on the host. A head
-    /// that is tied to the embedding gets a weight of its own; the embedding stays as it is. One
-    /// that is quantised already stays, too.
+    /// Rounds a float output head to the nearest values of a 4-bit or 8-bit format, on the host.
+    ///
+    /// A head that is tied to the embedding gets its own weight, and the embedding is unchanged. A
+    /// head that is already quantised is unchanged.
     ///
     /// # Errors
-    /// Values that are not finite, or a device that fails.
+    /// Returns an error if a value is not finite, or if the device fails.
     pub fn quantize_head(&mut self, spec: &QuantSpec) -> Result<(), burn_marlin::Error> {
         let (weight, bias) = match &self.lm_head {
             Some(Projection::Quant(_)) => return Ok(()),
@@ -140,9 +143,9 @@ impl Model {
         Ok(())
     }
 
-    /// Makes every quantised weight a float one with the same values, in the dtype of activations:
-    /// for training, and for [`save_float`](crate::save_float). The zeros of a 2:4 weight stay,
-    /// adapters do not.
+    /// Converts every quantised weight to a float weight with the same values in the dtype of
+    /// activations, for training and for [`save_float`](crate::save_float). The zeros of a 2:4
+    /// weight are kept; adapters are dropped.
     pub fn dequantize(&mut self) {
         let dtype = self.dtype();
         for block in &mut self.layers {
@@ -159,34 +162,34 @@ impl Model {
             .for_each(|head| head.dequantize(dtype));
     }
 
-    /// The config it was built from.
+    /// Returns the config that the model was built from.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Positions it takes: the longest sequence of [`forward_full`](Self::forward_full), and the
-    /// longest useful cache.
+    /// Returns the number of positions that the model supports: the longest sequence of
+    /// [`forward_full`](Self::forward_full), and the longest useful cache.
     pub fn max_len(&self) -> usize {
         self.rope.length()
     }
 
-    /// The dtype of its activations.
+    /// Returns the dtype of activations.
     pub fn dtype(&self) -> FloatDType {
         FloatDType::from(self.embed_tokens.weight.val().dtype())
     }
 
-    /// The device that holds it.
+    /// Returns the device that holds the model.
     pub fn device(&self) -> Device {
         self.embed_tokens.weight.lazy_device()
     }
 
-    /// The device's stream that the weights were made on: that of the thread which opened or made
-    /// the model.
+    /// Returns the stream of the device on which the weights were created: the stream of the thread
+    /// that opened or created the model.
     pub(crate) fn stream(&self) -> StreamId {
         self.stream
     }
 
-    /// An empty cache for `slots` sequences of [`max_len`](Self::max_len) positions.
+    /// Creates an empty cache for `slots` sequences of [`max_len`](Self::max_len) positions.
     pub fn new_cache(&self, slots: usize) -> KvCache {
         KvCache::new(
             &self.config,
@@ -197,21 +200,21 @@ impl Model {
         )
     }
 
-    /// Logits [batch, seq, vocab] of tokens [batch, seq] that follow those in the cache; they are
-    /// added to it.
+    /// Returns the logits [batch, seq, vocab] of tokens [batch, seq] that follow the positions in
+    /// the cache, and appends the tokens' keys and values to the cache.
     ///
     /// # Panics
-    /// Panics if the cache has no room for `seq` more positions, has more room than
-    /// [`max_len`](Self::max_len), or is for another batch or model.
+    /// Panics if `seq` more positions do not fit the cache or [`max_len`](Self::max_len), or if the
+    /// cache has fewer than `batch` slots or is for a model of other sizes.
     pub fn forward(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
         self.head(self.hidden_after(tokens, cache))
     }
 
-    /// The last position's logits [batch, vocab] of tokens [batch, seq] that follow those in the
-    /// cache; they are added to it.
+    /// Returns the logits [batch, vocab] of the last of tokens [batch, seq] that follow the
+    /// positions in the cache, and appends the keys and values of all tokens to the cache.
     ///
     /// # Panics
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn forward_last(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
         let hidden = self.hidden_after(tokens, cache);
         let [batch, seq, features] = hidden.dims();
@@ -219,8 +222,8 @@ impl Model {
         self.head(last).reshape([batch, self.config.vocab_size])
     }
 
-    /// Logits [batch, seq, vocab] of whole sequences [batch, seq], without a cache: for training
-    /// and for perplexity.
+    /// Returns the logits [batch, seq, vocab] of whole sequences [batch, seq] without a cache, for
+    /// training and for perplexity.
     ///
     /// # Panics
     /// Panics if `seq` is above [`max_len`](Self::max_len).
@@ -228,14 +231,14 @@ impl Model {
         self.head(self.hidden(tokens, None))
     }
 
-    /// The embeddings [batch, seq, hidden] of tokens [batch, seq]: the hidden states before the
-    /// first layer.
+    /// Returns the embeddings [batch, seq, hidden] of tokens [batch, seq]: the hidden states before
+    /// the first block.
     pub fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         if !tokens.device().is_autodiff() {
             return self.embed_tokens.forward(tokens);
         }
-        // The gradient of Burn's embedding walks all tokens in one thread a column; that of a
-        // gather is a parallel scatter.
+        // The gradient of Burn's embedding visits all tokens in one thread per column; the gradient
+        // of a gather is a parallel scatter.
         let ([batch, seq], features) = (tokens.dims(), self.config.hidden_size);
         let rows = tokens
             .reshape([batch * seq, 1])
@@ -247,16 +250,16 @@ impl Model {
             .reshape([batch, seq, features])
     }
 
-    /// The rotary tables, for [`Block::forward_full`].
+    /// Returns the rotary tables, for [`Block::forward_full`].
     pub fn rope(&self) -> &Rope {
         &self.rope
     }
 
-    /// Writes keys and values of tokens [1, seq] to a cache, whose slot has those of all positions
-    /// before.
+    /// Writes the keys and values of tokens [1, seq] to a slot of a cache, which already has the
+    /// keys and values of all positions before.
     ///
     /// # Panics
-    /// Panics if they do not fit the cache or the model.
+    /// Panics if the tokens do not fit the cache or the model.
     pub(crate) fn prefill(
         &self,
         tokens: Tensor<2, Int>,
@@ -266,8 +269,8 @@ impl Model {
         self.hidden(tokens, Some((cache, position)));
     }
 
-    /// The residual stream after the last norm of tokens [batch, seq] that follow those in the
-    /// cache.
+    /// Returns the hidden states [batch, seq, hidden] after the last norm, of tokens [batch, seq]
+    /// that follow the positions in the cache, and appends their keys and values to the cache.
     fn hidden_after(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
         let (seq, position) = (
             tokens.dims()[1],
@@ -281,7 +284,8 @@ impl Model {
         hidden
     }
 
-    /// The residual stream after the last norm, [batch, seq, hidden].
+    /// Returns the hidden states [batch, seq, hidden] after the last norm, of tokens [batch, seq].
+    /// If a cache is given, writes the keys and values to the cache.
     fn hidden(
         &self,
         tokens: Tensor<2, Int>,
@@ -321,7 +325,7 @@ impl Model {
         stream.norm(&self.norm)
     }
 
-    /// Logits [.., vocab] of the residual stream after the last norm, [.., hidden].
+    /// Returns the logits [.., vocab] of hidden states [.., hidden] after the last norm.
     pub fn head<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
         match &self.lm_head {
             Some(head) => head.forward(hidden),

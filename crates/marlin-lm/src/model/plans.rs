@@ -16,16 +16,16 @@ pub struct LayerPlan {
     pub layer: String,
     /// The matmul.
     pub problem: Problem,
-    /// The kernel, and why.
+    /// The chosen kernel, and the reason for the choice.
     pub plan: Plan,
 }
 
 impl Model {
-    /// The plans of all matmuls with weights in a decode step of `rows` rows, in the order in which
-    /// they run.
+    /// Returns the plans of all matmuls with weights in a decode step of `rows` rows, in the order
+    /// in which the matmuls run.
     ///
-    /// `rows` tokens of prompts have the same plans for their layers; the head runs on the last
-    /// tokens of prompts alone.
+    /// A prefill of `rows` tokens has the same plans for its layers, but the head runs only on the
+    /// last tokens of prompts.
     pub fn plans(&self, rows: usize) -> Vec<LayerPlan> {
         let dtype = activation_dtype(self.dtype().into()).unwrap_or(ActivationDtype::F32);
         let target = target(&self.device());

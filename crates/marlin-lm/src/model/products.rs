@@ -21,7 +21,7 @@ pub(crate) struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// The product alone.
+    /// Creates a matmul without prologue and epilogue.
     pub(crate) fn plain(name: impl Into<String>, projection: &'a Projection) -> Self {
         Self {
             name: name.into(),
@@ -36,7 +36,7 @@ impl<'a> Product<'a> {
 pub(crate) enum ModelTensor<'a> {
     Embedding(&'a Embedding),
     Norm(&'a RmsNorm),
-    /// Columns of N of a projection.
+    /// The weight and bias of some output features of a projection.
     Projection {
         projection: &'a Projection,
         columns: Range<usize>,
@@ -44,8 +44,9 @@ pub(crate) enum ModelTensor<'a> {
 }
 
 impl Model {
-    /// Every projection, the head included, under its name in a checkpoint. Projections that are
-    /// one matmul come once, as `qkv_proj` and `gate_up_proj`, whatever the names of their parts.
+    /// Returns every projection, including the head, with its name in a checkpoint. Projections
+    /// that are one matmul are returned once, as `qkv_proj` and `gate_up_proj`, regardless of the
+    /// names of their layers.
     pub fn projections(&self) -> impl Iterator<Item = (String, &Projection)> {
         let head = self
             .lm_head
@@ -56,7 +57,7 @@ impl Model {
             .chain(head)
     }
 
-    /// Every matmul of the layers, in the order in which they run.
+    /// Returns every matmul of the blocks, in the order in which the matmuls run.
     pub(crate) fn layer_products(&self) -> impl Iterator<Item = Product<'_>> {
         self.layers.iter().enumerate().flat_map(|(index, block)| {
             let (shape, name) = (self.config.block(index), format!("model.layers.{index}"));
@@ -66,15 +67,15 @@ impl Model {
                 .flat_map(|shape| products(shape, &name, block.group(shape.kind).projections()))
                 .collect();
             if index == 0 {
-                // Nothing is added to the stream before the first norm, which is a kernel of its
-                // own.
+                // Nothing is added to the residual stream before the first norm, so that norm is a
+                // separate kernel.
                 products[0].prologue = Prologue::None;
             }
             products
         })
     }
 
-    /// The parts of a checkpoint of this model, by name.
+    /// Returns the parts of a checkpoint of this model, with their names.
     pub(crate) fn parts(&self) -> Vec<(String, ModelTensor<'_>)> {
         let mut parts = vec![(
             "model.embed_tokens".to_string(),
@@ -98,7 +99,7 @@ impl Model {
         parts
     }
 
-    /// The parts of a block, by their names below it.
+    /// Returns the parts of a block, with their names relative to the block.
     fn parts_of<'a>(&self, index: usize, block: &'a Block) -> Vec<(&'static str, ModelTensor<'a>)> {
         let shape = self.config.block(index);
         let [qkv, output, gate_up, down] = shape
@@ -127,7 +128,7 @@ impl Model {
     }
 }
 
-/// The matmuls of a projection of the block called `block`.
+/// Returns the matmuls of a projection of the block with the name `block`.
 fn products<'a>(
     shape: &ProjectionShape,
     block: &str,
@@ -149,7 +150,7 @@ fn products<'a>(
     names.iter().zip(projections).map(product).collect()
 }
 
-/// The layers of a projection in a checkpoint.
+/// Returns the layers of a projection in a checkpoint, with their names relative to the block.
 fn projection_parts<'a>(
     shape: &ProjectionShape,
     projections: &'a [Projection],

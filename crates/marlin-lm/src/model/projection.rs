@@ -6,24 +6,25 @@ use marlin_kernels::Epilogue;
 
 use super::{RmsNorm, loaded};
 
-/// A linear layer of the model: float, or with a 4-bit weight.
+/// A linear layer of the model, with a float or a quantised weight.
 #[derive(Module, Debug)]
 #[allow(
     clippy::large_enum_variant,
     reason = "a few hundred bytes a layer, beside megabytes of weights"
 )]
 pub enum Projection {
-    /// Burn's own layer, weight [K, N].
+    /// Burn's own linear layer, with a weight [K, N].
     Dense(Linear),
-    /// A quantised weight.
+    /// A linear layer with a quantised weight.
     Quant(QuantLinear),
 }
 
 impl Projection {
-    /// [.., K] to [.., N].
+    /// Applies the layer to inputs [.., K], and returns outputs [.., N].
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self {
-            // Burn's own matmul of such a weight is fused to one that reads the packed weight.
+            // Burn's own matmul with such a weight is fused into a matmul that reads the packed
+            // weight.
             Self::Dense(linear)
                 if linear
                     .weight
@@ -39,7 +40,8 @@ impl Projection {
         }
     }
 
-    /// The epilogue of [`forward`](Self::forward) of the norm of `residual + x`, and that sum.
+    /// Applies [`forward`](Self::forward) and then the epilogue to the norm of `residual + x`.
+    /// Returns the output of the epilogue, and the sum `residual + x`.
     pub fn forward_add_norm<const D: usize>(
         &self,
         x: Tensor<D>,
@@ -63,7 +65,7 @@ impl Projection {
         }
     }
 
-    /// [K, N]: input and output features.
+    /// Returns [K, N], the numbers of input and output features.
     pub fn dims(&self) -> [usize; 2] {
         match self {
             Self::Dense(linear) => linear.weight.shape().dims(),
@@ -71,7 +73,7 @@ impl Projection {
         }
     }
 
-    /// Makes a quantised weight a float one, in `dtype`.
+    /// Converts a quantised weight to a float weight in `dtype`.
     pub(crate) fn dequantize(&mut self, dtype: FloatDType) {
         if let Self::Quant(linear) = self {
             let bias = linear.bias_in(dtype.into()).map(loaded);

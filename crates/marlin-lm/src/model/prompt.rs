@@ -2,20 +2,21 @@ use burn::tensor::{Bool, Device, FloatDType, Tensor};
 
 use super::rope::{Rope, RopePositions};
 
-/// The positions `start..start + seq` of a pass over whole prompts, as attention needs them.
+/// The rotary tables and masks of positions `start..start + seq`, for attention of whole prompts.
 pub(crate) struct Span {
     pub(crate) rope: RopePositions,
-    /// The mask of layers whose queries see all positions before them.
+    /// The mask of layers whose queries attend to all positions before.
     causal: Option<Tensor<4, Bool>>,
     /// The mask of layers with a sliding window.
     windowed: Option<Tensor<4, Bool>>,
 }
 
 impl Span {
-    /// `window` is that of the layers that have one.
+    /// Creates the rotary tables and masks. `window` is the sliding window of the layers that have
+    /// one.
     ///
     /// # Panics
-    /// Panics if `rope` has fewer positions.
+    /// Panics if `rope` has fewer than `start + seq` positions.
     pub(crate) fn new(
         rope: &Rope,
         start: usize,
@@ -31,8 +32,8 @@ impl Span {
         }
     }
 
-    /// The mask [1, 1, seq, positions] of a layer with or without a window, true if a score must
-    /// not count; none where every query sees every position.
+    /// Returns the mask [1, 1, seq, positions] of a layer with or without a window: true for a
+    /// score that must not count. Returns `None` if every query attends to every position.
     pub(crate) fn mask(&self, window: Option<usize>) -> Option<&Tensor<4, Bool>> {
         if window.is_some() {
             self.windowed.as_ref()
@@ -42,8 +43,9 @@ impl Span {
     }
 }
 
-/// The positions that queries `start..start + seq` must not see, [1, 1, seq, start + seq]: those
-/// after them, and those before their window. None where each of them sees every position.
+/// Returns the mask [1, 1, seq, start + seq] of queries `start..start + seq`: true for positions
+/// after a query, and for positions before its window. Returns `None` if every query attends to
+/// every position.
 fn mask(
     start: usize,
     seq: usize,

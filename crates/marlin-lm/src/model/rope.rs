@@ -23,7 +23,7 @@ pub(crate) struct RopePositions {
 }
 
 impl Rope {
-    /// Tables for positions `0..length`.
+    /// Computes the tables for positions `0..length`.
     ///
     /// Angles are computed in f64: in f32 the last positions of a long context would be off by a
     /// thousandth of a rotation.
@@ -48,17 +48,17 @@ impl Rope {
         }
     }
 
-    /// Positions in the tables.
+    /// Returns the number of positions in the tables.
     pub fn length(&self) -> usize {
         self.cos.dims()[0]
     }
 
-    /// Cosines and sines.
+    /// Returns the tables of cosines and sines.
     pub(crate) fn tables(&self) -> [Tensor<2>; 2] {
         [self.cos.clone(), self.sin.clone()]
     }
 
-    /// The tables of positions `start..start + seq` in a dtype.
+    /// Returns the tables of positions `start..start + seq` in `dtype`.
     pub(crate) fn positions(&self, start: usize, seq: usize, dtype: FloatDType) -> RopePositions {
         let part = |table: &Tensor<2>| {
             table
@@ -75,15 +75,15 @@ impl Rope {
 }
 
 impl RopePositions {
-    /// Rotates each head of [batch, heads, seq, head_dim] by its position's angle; features past
-    /// the tables' stay as they are.
+    /// Rotates each head of [batch, heads, seq, head_dim] by the angles of its position. Features
+    /// from `rotary_dim` on are unchanged.
     pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
         decode::rotate(x, &self.cos, &self.sin)
     }
 }
 
-/// Radians a position, [rotary_dim / 2], and the factor of cosines and sines, in a model that is
-/// opened for `length` positions.
+/// Returns the frequencies in radians per position, [rotary_dim / 2], and the factor of cosines and
+/// sines, for a model that is opened for `length` positions.
 fn frequencies(config: &ModelConfig, length: usize) -> (Vec<f64>, f64) {
     let rotary_dim = config.rotary_dim();
     let plain =
@@ -96,7 +96,7 @@ fn frequencies(config: &ModelConfig, length: usize) -> (Vec<f64>, f64) {
         ),
         Some(RopeScaling::Yarn(scaling)) => {
             let [first, last] = scaling.interpolated(rotary_dim, config.rope_theta);
-            // As transformers, where both ends are one.
+            // Avoids a division by 0, as transformers does.
             let last = if first == last { first + 0.001 } else { last };
             let interpolated = |(i, frequency): (usize, f64)| {
                 let part = ((i as f64 - first) / (last - first)).clamp(0.0, 1.0);
@@ -128,7 +128,7 @@ fn frequencies(config: &ModelConfig, length: usize) -> (Vec<f64>, f64) {
 
 fn scaled(frequency: f64, scaling: &Llama3RopeScaling) -> f64 {
     let (low, high) = (scaling.low_freq_factor, scaling.high_freq_factor);
-    // Full rotations within the original context.
+    // The number of full rotations within the original context.
     let rotations = scaling.original_max_position_embeddings as f64 * frequency / TAU;
     let kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
     frequency * (kept + (1.0 - kept) / scaling.factor)

@@ -1,4 +1,4 @@
-//! Sources of weights by name: files, random numbers.
+//! Sources of weights by name: files or random numbers.
 
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
@@ -9,24 +9,26 @@ use marlin_format::WeightFormat;
 use super::Projection;
 use crate::architectures::LayerShape;
 
-/// A source of weights by name, without `.weight`: `model.layers.0.self_attn.q_proj`.
+/// A source of weights by name. Names have no suffix `.weight`, as in
+/// `model.layers.0.self_attn.q_proj`.
 pub(crate) trait WeightSource {
     type Error;
 
-    /// [rows, features].
+    /// Returns an embedding of `shape` [rows, features].
     fn embedding(&mut self, name: &str, shape: [usize; 2])
     -> Result<Param<Tensor<2>>, Self::Error>;
 
-    /// `[features]`.
+    /// Returns the weight of a norm, `[features]`.
     fn norm(&mut self, name: &str, features: usize) -> Result<Param<Tensor<1>>, Self::Error>;
 
-    /// A layer.
+    /// Returns a linear layer.
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error>;
 
-    /// True if it has a layer of this name.
+    /// Returns true if the source lists a layer of this name.
     fn contains(&self, name: &str) -> bool;
 
-    /// Layers of the same K: one projection with their outputs side by side, or one for each.
+    /// Returns layers of the same K: one projection with the outputs of all layers side by side, or
+    /// one projection for each layer.
     fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Self::Error>;
 }
 
@@ -35,7 +37,7 @@ pub(crate) trait WeightSource {
 pub(crate) struct RandomWeights<'a> {
     pub(crate) device: &'a Device,
     pub(crate) dtype: DType,
-    /// The format of the projections of the layers; float without one.
+    /// The format of the blocks' projections; `None` for float weights.
     pub(crate) format: Option<WeightFormat>,
 }
 
@@ -69,7 +71,7 @@ impl WeightSource for RandomWeights<'_> {
             .bias
             .then(|| Tensor::zeros([n], (self.device, self.dtype)));
         match self.format.filter(|_| layer.name != "lm_head") {
-            // Transposed as those of checkpoints are.
+            // Transposed, like the weights of checkpoints.
             None => Ok(Projection::Dense(Linear {
                 weight: Param::from_tensor(self.normal([n, k]).transpose()),
                 bias: bias.map(Param::from_tensor),
@@ -100,7 +102,7 @@ impl WeightSource for RandomWeights<'_> {
     }
 }
 
-/// A parameter of a model that was loaded from a file.
+/// Creates a parameter of a model with the values of `tensor`.
 pub(crate) fn loaded<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
     Param::initialized(ParamId::new(), tensor)
 }

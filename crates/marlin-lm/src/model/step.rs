@@ -3,10 +3,10 @@ use marlin_nn::{self as decode, SequenceState};
 
 use super::{KvCache, Model, Residual};
 
-/// The rows of a pass over tokens, one row each, and what its kernels need besides.
+/// The rows of a pass, one row for each token, and the other inputs of its kernels.
 #[derive(Debug)]
 pub(crate) struct PassBatch {
-    /// [rows, [`SequenceState::WORDS`]].
+    /// The rows, [rows, [`SequenceState::WORDS`]].
     pub(crate) rows: Tensor<2, Int>,
     pub(crate) work: Work,
 }
@@ -15,9 +15,9 @@ pub(crate) struct PassBatch {
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a few hundred bytes a pass")]
 pub(crate) enum Work {
-    /// A decode step: one token of each sequence, after which the next is chosen.
+    /// A decode step: one token of each sequence, after which its next token is chosen.
     Step {
-        /// Counters of attention, zeros [rows, heads].
+        /// The arrival counters of attention, zeros [rows, heads].
         arrival_counters: Tensor<2, Int>,
     },
     /// Tokens of prompts.
@@ -32,7 +32,7 @@ pub(crate) enum Work {
 }
 
 impl PassBatch {
-    /// A step of idle rows.
+    /// Creates a decode step of idle rows.
     pub(crate) fn step(rows: usize, heads: usize, device: &Device) -> Self {
         Self {
             rows: idle(rows, device),
@@ -42,7 +42,8 @@ impl PassBatch {
         }
     }
 
-    /// Idle rows for the tokens of prompts of up to `slots` sequences, of which `last_rows` end.
+    /// Creates idle rows for the tokens of prompts of up to `slots` sequences, of which up to
+    /// `last_rows` end.
     pub(crate) fn prompts(rows: usize, last_rows: usize, slots: usize, device: &Device) -> Self {
         let tiles = decode::words(
             [decode::most_tiles(rows, slots), decode::TILE_WORDS],
@@ -57,7 +58,7 @@ impl PassBatch {
         }
     }
 
-    /// Writes rows of prompts, and the last rows of those that end.
+    /// Writes the rows of prompts, and the last rows of the prompts that end.
     pub(crate) fn set_prompts(&mut self, rows: &[SequenceState], last_rows: &[SequenceState]) {
         decode::write_rows(&mut self.rows, 0, rows);
         if let Work::Prompts {
@@ -73,7 +74,7 @@ impl PassBatch {
         }
     }
 
-    /// The last rows of prompts that end, none in a step.
+    /// Returns the last rows of the prompts that end; `None` in a decode step.
     pub(crate) fn last_rows(&self) -> Option<&Tensor<2, Int>> {
         match &self.work {
             Work::Step { .. } => None,
@@ -82,7 +83,7 @@ impl PassBatch {
     }
 }
 
-/// Rows that no sequence uses.
+/// Creates rows that no sequence uses.
 fn idle(count: usize, device: &Device) -> Tensor<2, Int> {
     let mut rows = decode::words([count, SequenceState::WORDS], device);
     decode::write_rows(&mut rows, 0, &vec![SequenceState::IDLE; count]);
@@ -90,11 +91,11 @@ fn idle(count: usize, device: &Device) -> Tensor<2, Int> {
 }
 
 impl Model {
-    /// Takes each row's token through the model, writes its keys and values to the cache, and
-    /// chooses the next token of each row of a step, or of each prompt that ends: writes it and its
-    /// position to the row.
+    /// Runs each row's token through the model, and writes its keys and values to the cache. Then
+    /// chooses the next token of each row of a decode step, or of each prompt that ends, and writes
+    /// that token and its position to the row.
     ///
-    /// `bitmaps` are those of [`decode::sample`].
+    /// `bitmaps` are the bitmaps of [`decode::sample`].
     pub(crate) fn pass(
         &self,
         batch: &mut PassBatch,
@@ -105,7 +106,7 @@ impl Model {
         let stream = self.rows(batch, cache);
         let (stream, rows) = match &mut batch.work {
             Work::Step { .. } => (stream, &mut batch.rows),
-            // An embedding of the last rows in the table of all rows.
+            // Selects the last rows: an embedding whose table has the hidden states of all rows.
             Work::Prompts {
                 last_rows: Some(last_rows),
                 ..
@@ -120,8 +121,8 @@ impl Model {
         decode::sample(self.head(stream.norm(&self.norm)), rows, bitmaps, window);
     }
 
-    /// Logits [rows, vocab] of each row's token, of prompts, whose keys and values it writes to the
-    /// cache.
+    /// Returns the logits [rows, vocab] of the tokens of prompts in `rows`, and writes their keys
+    /// and values to the cache.
     pub(crate) fn row_logits(
         &self,
         rows: &[SequenceState],
@@ -133,7 +134,8 @@ impl Model {
         self.head(self.rows(&batch, cache).norm(&self.norm))
     }
 
-    /// The residual stream [rows, hidden] of each row's token after all layers.
+    /// Returns the residual stream [rows, hidden] after all blocks, and writes the rows' keys and
+    /// values to the cache.
     fn rows(&self, batch: &PassBatch, cache: &mut KvCache) -> Residual<2> {
         let mut stream = Residual::new(decode::embed(self.embed_tokens.weight.val(), &batch.rows));
         for (index, layer) in self.layers.iter().enumerate() {

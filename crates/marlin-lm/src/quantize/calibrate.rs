@@ -1,11 +1,12 @@
-//! Calibration-based quantisers, block after block: each sees the inputs that the quantised blocks
-//! before it give.
+//! Calibration-based quantisation, block by block: each block gets its inputs from the quantised
+//! blocks before it.
 //!
-//! One block is on the device at a time, and as many hidden states of the samples as have room; the
-//! others come there batch by batch ([`Hidden`](super::hidden::Hidden)). Within a block the layers
-//! go in the order in which they run, and each layer sees what the quantised layers before it give,
-//! too: attention's inputs, its output, the MLP's inputs, its output. For each of these four all
-//! hidden states are looked at once; after two of them, those of either model are new.
+//! One block is on the device at a time, with as many of the samples' hidden states as have room.
+//! The other hidden states are transferred batch by batch ([`Hidden`](super::hidden::Hidden)). The
+//! projections of a block are quantised in the order in which they run: qkv, attention output, gate
+//! and up, down. Each projection also gets its inputs from the quantised projections before it. For
+//! each of the four projections all hidden states are read once. The outputs of two of the
+//! projections are added to the hidden states of both models.
 
 use std::ops::{ControlFlow, Range};
 use std::thread::{self, JoinHandle};
@@ -27,16 +28,17 @@ use crate::architectures::{BlockShape, ProjectionKind};
 use crate::folder::{FileWeights, float_dtype};
 use crate::model::{self, Projection, load_block, loaded};
 
-/// The texts that a quantiser looks at, and where the model runs on them.
+/// The samples of a calibration-based quantiser, and the device and dtype in which the model runs
+/// on them.
 #[derive(Debug, Clone)]
 pub struct Calibration {
-    /// The tokens of each sample, of any lengths that the model takes:
-    /// [`calibration_samples`](crate::calibration_samples) makes them of texts.
+    /// The tokens of each sample. Samples may have any length that the model supports;
+    /// [`calibration_samples`](crate::calibration_samples) converts texts to samples.
     pub samples: Vec<Vec<u32>>,
     /// The device that runs the model and sums the second moments of its layers' inputs.
     pub device: Device,
-    /// The dtype of activations; by default that of the checkpoint if the device computes in it,
-    /// otherwise f32.
+    /// The dtype of activations. The default is the checkpoint's dtype if the device computes in
+    /// it, otherwise f32.
     pub dtype: Option<FloatDType>,
 }
 
@@ -47,11 +49,11 @@ struct Chosen<'p> {
     columns: Range<usize>,
 }
 
-/// A block on its way.
+/// The block that is being quantised.
 struct Block<'d> {
     name: String,
     shape: BlockShape,
-    /// Its weights, where an earlier run has quantised it.
+    /// The weights of the block, if an earlier run has quantised the block.
     done: Option<&'d Checkpoint>,
     scales: Scales,
     quantized: Vec<(PlainWeight, LayerLoss)>,
@@ -59,8 +61,9 @@ struct Block<'d> {
 }
 
 impl<'a> CalibrationWalk<'a> {
-    /// Quantises block `index`, or takes its weights from `partial`, and walks past it. `on_layer`
-    /// is called for each layer that is quantised, now or before; where it breaks, the walk ends.
+    /// Quantises block `index`, or reads its weights from `partial`, and propagates the hidden
+    /// states through the block. `on_layer` is called for each layer that this run or an earlier
+    /// run has quantised; if it breaks, the run ends with [`ModelError::Stopped`].
     pub(super) fn block(
         &mut self,
         index: usize,
@@ -125,8 +128,9 @@ impl<'a> CalibrationWalk<'a> {
         }
     }
 
-    /// A projection of a block as one matmul, with the values of its quantised weights for inputs
-    /// that are not scaled. The float hidden states have passed it then.
+    /// Quantises a projection of a block. Returns one float matmul with the values of the quantised
+    /// weights, for inputs that are not scaled. Also propagates the float hidden states through the
+    /// float projection.
     fn quantize(
         &mut self,
         block: &mut Block<'_>,
@@ -151,7 +155,7 @@ impl<'a> CalibrationWalk<'a> {
         }))
     }
 
-    /// Weights [K, N] of the layers of a projection on the device, side by side, in f32.
+    /// Uploads weights [K, N] of the layers of a projection to the device, side by side in f32.
     fn upload(&self, plans: &[&Plan<'_>], weights: Vec<Vec<f32>>) -> Tensor<2> {
         let k = plans.first().map_or(0, |plan| plan.k());
         let shape = [k, plans.iter().map(|plan| plan.n()).sum()];
@@ -184,7 +188,8 @@ impl<'a> CalibrationWalk<'a> {
         }
     }
 
-    /// The values [K, N] of layers that an earlier run has quantised.
+    /// Returns the values [K, N] of layers that an earlier run has quantised; skipped layers have
+    /// their float values.
     fn read(
         &self,
         checkpoint: &Checkpoint,
@@ -199,9 +204,9 @@ impl<'a> CalibrationWalk<'a> {
         plans.iter().map(values).collect()
     }
 
-    /// The sums of the inputs of a projection, [`K`](HessianSums::features) features, of `layer`
-    /// and beside them of the float one, whose hidden states it takes past the projection. `first`
-    /// is the layer that errors are of.
+    /// Returns the Hessian sums of the inputs of a projection, with [`K`](HessianSums::features)
+    /// features, in `layer` and in the float block. Also propagates the float hidden states through
+    /// the projection. `first` is the layer that errors name.
     fn sums(
         &mut self,
         first: &str,
@@ -237,8 +242,8 @@ impl<'a> CalibrationWalk<'a> {
         Ok(sums)
     }
 
-    /// Quantises layers of the same inputs, multiplied by `factors`, and returns their values side
-    /// by side, [K, N] in f32.
+    /// Quantises layers of the same inputs, with their weights multiplied by `factors`. Returns
+    /// their values side by side, [K, N] in f32.
     fn find(
         &mut self,
         block: &mut Block<'_>,
@@ -301,8 +306,8 @@ impl<'a> CalibrationWalk<'a> {
         Ok(weight)
     }
 
-    /// Quantises layers of one spec, of which `weight` [K, N] has the output features side by side,
-    /// and returns their values.
+    /// Quantises layers of one spec, and returns their values. `weight` [K, N] has the output
+    /// features of the layers side by side.
     fn round(
         &self,
         block: &mut Block<'_>,
@@ -338,7 +343,7 @@ impl<'a> CalibrationWalk<'a> {
     }
 }
 
-/// The float weight of a projection of a block, where it is one matmul.
+/// Returns the float layer of a projection of a block, if the projection is one float matmul.
 fn dense(kind: ProjectionKind, block: &model::Block) -> Option<&Linear> {
     match block.group(kind).projections() {
         [Projection::Dense(linear)] => Some(linear),
@@ -346,8 +351,8 @@ fn dense(kind: ProjectionKind, block: &model::Block) -> Option<&Linear> {
     }
 }
 
-/// Takes from a float block what neither this projection nor one after it looks at: the projection
-/// before it. The quantised one is in its place then.
+/// Releases the previous projection of a float block, which neither this projection nor a later one
+/// needs. The quantised projection replaces it.
 fn release_before(kind: ProjectionKind, float: &mut model::Block, layer: &model::Block) {
     let before = ProjectionKind::ALL
         .into_iter()
@@ -381,7 +386,7 @@ fn save(
     Ok(writer.finish()?)
 }
 
-/// The ranges of parts of these lengths, one after the other.
+/// Returns the ranges of consecutive parts of these lengths.
 fn ranges(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = Range<usize>> {
     lengths.scan(0, |end, length| {
         let start = *end;

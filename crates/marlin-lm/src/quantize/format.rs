@@ -1,4 +1,4 @@
-//! The forms of quantised folders.
+//! The file formats of quantised folders.
 
 use std::borrow::Cow;
 
@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 use crate::ModelError;
 use crate::architectures::ProjectionShape;
 
-/// The form in which a quantised folder is written.
+/// The file format of a quantised folder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileFormat {
-    /// compressed-tensors, pack-quantized: llm-compressor's form. It holds no act-order over
-    /// groups, which its readers refuse.
+    /// compressed-tensors, pack-quantized: the format of llm-compressor. Act-order over groups is
+    /// not supported, since readers of the format refuse it.
     #[default]
     CompressedTensors,
-    /// GPTQ, version 2: GPTQModel's form. K and N of every layer fill whole words. The
-    /// `gate_up_proj` of Phi-3 is two layers, `gate_proj` and `up_proj`, as GPTQModel has them from
-    /// 7.0 on; transformers takes Phi-3 in compressed-tensors' form.
+    /// GPTQ, version 2: the format of GPTQModel. K and N of every layer must fill whole words. The
+    /// `gate_up_proj` of Phi-3 is written as two layers, `gate_proj` and `up_proj`, as GPTQModel
+    /// does from 7.0 on; transformers reads Phi-3 in the compressed-tensors format.
     Gptq,
-    /// compressed-tensors, marlin-24: two of every four weights, which compressed-tensors from 0.15
-    /// on and vLLM do not read any more. Weights are 2:4, symmetric, in groups of 128 or a whole
-    /// column; K is a multiple of 32, N of 64.
+    /// compressed-tensors, marlin-24: two of every four weights. compressed-tensors from 0.15 on
+    /// and vLLM no longer read this format. Weights are 2:4, symmetric, in groups of 128 or a whole
+    /// column; K is a multiple of 32, and N of 64.
     Marlin24,
 }
 
 impl FileFormat {
-    /// Checks that readers of this form accept a layer [K, N].
+    /// Checks that readers of this format accept a layer [K, N].
     pub(super) fn check(
         self,
         layer: &str,
@@ -58,8 +58,8 @@ impl FileFormat {
         }
     }
 
-    /// Why readers that take other files of this form refuse one with such a layer [K, N]; none
-    /// where they take it. A layer without a spec is excluded, and `common` is the spec of layers
+    /// Returns the reason why some readers of this format refuse a file with such a layer; `None`
+    /// if they accept it. A layer without a spec is excluded, and `common` is the spec of layers
     /// that are not overridden.
     pub(super) fn refusal(
         self,
@@ -97,9 +97,11 @@ impl FileFormat {
         }
     }
 
-    /// The layers that `layer`, of this projection, is in a file of this form.
+    /// Returns the names of the layers that `layer`, a layer of `projection`, has in a file of this
+    /// format.
     pub(super) fn names(self, layer: &str, projection: &ProjectionShape) -> Vec<String> {
-        // A layer of all outputs, of a projection that GPTQModel has one for each output of.
+        // A layer with all outputs of a projection, which may be one layer for each output in
+        // GPTQModel.
         let joined = projection
             .layers
             .iter()
@@ -113,7 +115,7 @@ impl FileFormat {
         }
     }
 
-    /// The tensors of a layer, without their bytes.
+    /// Returns the specs of the tensors of a layer.
     pub(super) fn tensor_specs(
         self,
         layer: &str,
@@ -128,7 +130,7 @@ impl FileFormat {
         }
     }
 
-    /// The weight with the values that a file of this form stores.
+    /// Returns the weight with the values that a file of this format stores.
     pub(super) fn stored(self, weight: &PlainWeight) -> Result<Cow<'_, PlainWeight>, FormatError> {
         match self {
             Self::CompressedTensors | Self::Gptq => Ok(weight.to_dense()),
@@ -136,7 +138,7 @@ impl FileFormat {
         }
     }
 
-    /// The tensors of a layer.
+    /// Returns the tensors of a layer.
     pub(super) fn tensors_of(
         self,
         layer: &str,

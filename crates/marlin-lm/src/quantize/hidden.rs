@@ -25,11 +25,11 @@ pub(super) enum Hidden {
 }
 
 impl Hidden {
-    /// Keeps hidden states on the device if they take no more than `room` bytes, which are then
-    /// subtracted from `room`; otherwise moves them to the host.
+    /// Keeps hidden states on the device if they take no more than `budget` bytes, and then
+    /// subtracts their size from `budget`; otherwise moves them to the host.
     ///
     /// # Errors
-    /// The device failed.
+    /// Returns an error if the device fails.
     pub(super) fn new(states: Tensor<3>, budget: &mut usize) -> Result<Self, ReadError> {
         let bytes = states.shape().num_elements() * states.dtype().size();
         match budget.checked_sub(bytes) {
@@ -44,7 +44,7 @@ impl Hidden {
     /// Returns the hidden states on the device.
     ///
     /// # Errors
-    /// The device failed.
+    /// Returns an error if the device fails.
     pub(super) fn get(&mut self, device: &Device) -> Result<Tensor<3>, ReadError> {
         match self {
             Self::OnDevice(states) => Ok(states.clone()),
@@ -56,7 +56,7 @@ impl Hidden {
     /// [`arrive`](Self::arrive), and until then the device has no room for further ones.
     ///
     /// # Errors
-    /// The device failed.
+    /// Returns an error if the device fails.
     pub(super) fn set(&mut self, states: Tensor<3>) -> Result<(), ReadError> {
         match self {
             Self::OnDevice(before) => *before = states,
@@ -68,7 +68,7 @@ impl Hidden {
     /// Waits until the hidden states are in their final place.
     ///
     /// # Errors
-    /// The device failed.
+    /// Returns an error if the device fails.
     pub(super) fn arrive(&mut self) -> Result<(), ReadError> {
         match self {
             Self::OnDevice(_) => Ok(()),
@@ -85,7 +85,7 @@ thread_local! {
 }
 
 /// Returns the bytes of hidden states that stay on a device for each of two models whose hidden
-/// states take `bytes` each: the room for the first model, and the rest for the second. On a CPU
+/// states take `bytes` each: the budget of the first model, and the rest for the second. On a CPU
 /// all stay on the device, which is the host itself.
 pub(super) fn budgets(device: &Device, bytes: usize) -> [usize; 2] {
     #[cfg(test)]
@@ -122,7 +122,7 @@ impl SampleBatch {
     }
 }
 
-/// The error of hidden states that the device did not return, in a block or a layer.
+/// Returns the error of hidden states that the device did not return, in a block or a layer.
 pub(super) fn unread(at: &str, error: &ReadError) -> ModelError {
     ModelError::HiddenStates {
         block: at.into(),
@@ -140,7 +140,7 @@ mod tests {
         let device = Device::flex();
         let states =
             |dtype: DType| Tensor::<3>::random([2, 3, 8], Distribution::Default, (&device, dtype));
-        // The room is enough for one batch of f32, and not for another.
+        // The budget is enough for one batch of f32, and not for another.
         let mut budget = 200;
         for (dtype, stays) in [(DType::F32, true), (DType::F32, false), (DType::F16, false)] {
             let (first, second) = (states(dtype), states(dtype));

@@ -1,4 +1,4 @@
-//! A float folder to a folder with 4-bit or 8-bit projections.
+//! Quantisation of a float folder to a folder with 4-bit or 8-bit projections.
 
 mod calibrate;
 mod format;
@@ -38,7 +38,8 @@ pub use self::options::{Method, QuantizeOptions};
 pub use self::overrides::{Override, OverrideError};
 pub use self::samples::{SampleOptions, calibration_samples};
 
-/// Files that are copied where they are there: all that concerns texts.
+/// The names of files that are copied if they exist: the tokenizer, the chat template and the
+/// generation config.
 const COPIED_FILES: [&str; 10] = [
     "generation_config.json",
     "tokenizer.json",
@@ -52,7 +53,7 @@ const COPIED_FILES: [&str; 10] = [
     "chat_template.json",
 ];
 
-/// The output head, which is never quantised.
+/// The name of the output head, which is never quantised.
 const HEAD: &str = "lm_head";
 
 /// The progress of a quantisation.
@@ -60,55 +61,55 @@ const HEAD: &str = "lm_head";
 pub struct QuantizeProgress<'a> {
     /// The tensor of the source that was written or quantised, in full or in part.
     pub tensor: &'a str,
-    /// Tensors and parts that are done.
+    /// The number of tensors and parts of tensors that are done.
     pub done: usize,
-    /// All of them.
+    /// The number of all tensors and parts of tensors.
     pub total: usize,
 }
 
 /// The outcome of a quantisation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QuantizeReport {
-    /// The layers that are quantised now, as they come in the source.
+    /// The quantised layers, in the order of the source.
     pub quantized: Vec<QuantizedLayer>,
-    /// Projections that were excluded.
+    /// The names of the projections that were excluded.
     pub excluded: Vec<String>,
-    /// Bytes of all tensors of the source.
+    /// The size of all tensors of the source, in bytes.
     pub source_bytes: usize,
-    /// Bytes of all tensors of the target.
+    /// The size of all tensors of the target, in bytes.
     pub target_bytes: usize,
 }
 
 /// A layer that was quantised.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QuantizedLayer {
-    /// Its name.
+    /// The layer's name in the target.
     pub name: String,
-    /// Input features.
+    /// The number of input features.
     pub k: usize,
-    /// Output features.
+    /// The number of output features.
     pub n: usize,
-    /// How its values are quantised.
+    /// The spec of the quantised weight.
     pub spec: QuantSpec,
-    /// The pattern of its values: 2:4 also where the float weight was that.
+    /// The sparsity of the quantised weight: 2:4 also if only the float weight had this pattern.
     pub sparsity: Sparsity,
-    /// Bits for each weight as the file holds it, scales and zero points counted.
+    /// The number of bits per weight in the file, including scales and zero points.
     pub bits_per_weight: f64,
-    /// The groups of its columns that are rounded with a larger error than that of the bits, or to
-    /// 0, since their scales are too small for their dtype
+    /// The number of groups that are rounded with a larger error than the bits cause, or to 0,
+    /// since their scales are too small for the scale dtype
     /// ([`PlainWeight::underflows`](marlin_format::PlainWeight::underflows)).
     pub underflows: usize,
     /// The loss that a calibration-based quantiser reports for the layer.
     pub loss: Option<LayerLoss>,
 }
 
-/// Quantises the projections of a float Hugging Face folder, into a new folder in the options'
-/// form: compressed-tensors or GPTQ.
+/// Quantises the projections of a float Hugging Face folder, and writes a new folder in the format
+/// of `options`.
 ///
-/// Embedding, norms and head are copied as they are, but for norms and biases that take the
-/// reciprocals of AWQ's scales; `config.json` gains its `quantization_config`, tokenizer and
+/// The embedding, the norms and the head are copied unchanged, except for norms and biases that are
+/// divided by AWQ's scales. `config.json` gets a `quantization_config`; the tokenizer and the
 /// generation config are copied. The target appears when it is complete. `on_progress` is called
-/// for every tensor; where it breaks, the run ends with [`ModelError::Stopped`].
+/// for every tensor; if it breaks, the run ends with [`ModelError::Stopped`].
 ///
 /// Rounding has only one tensor at a time in memory. A calibration-based method has one block at a
 /// time on the device, with up to [`HIDDEN_STATES_ON_DEVICE`] bytes of the samples' hidden states;
@@ -119,11 +120,13 @@ pub struct QuantizedLayer {
 /// killed when its target was complete, its report is returned.
 ///
 /// # Errors
-/// A [`ModelError`] that names the file or layer: a source that is no float Llama, or is quantised
-/// already; a layer that readers of the form do not take, or an override that matches none, before
-/// anything is written; weights that are not finite; a target with something in it; samples that
-/// the model does not take; activations that are no numbers; the rest of a run with other
-/// arguments.
+/// Returns a [`ModelError`] that names the file or layer:
+/// - before anything is written: for a source that is not a supported float model, or is already
+///   quantised; for a layer that readers of the format do not accept; for an exclusion or override
+///   that matches no layer; for a target that is not empty; for samples that the model does not
+///   support;
+/// - for weights or activations that are not finite;
+/// - for the folder `TARGET.partial` of a run with other arguments.
 pub fn quantize_folder(
     source: &Path,
     target: &Path,
@@ -134,13 +137,13 @@ pub fn quantize_folder(
     let config_path = source.join("config.json");
     let llama = ModelConfig::read(&config_path)?;
     let mut config = read_json(&config_path)?;
-    // What is there may only say how float weights are stored.
+    // An existing quantisation config is accepted only if it describes float weights.
     let is_float =
         || matches!(Quantization::read(source), Ok(Some(quantization)) if quantization.is_float());
     if quantization_field(&config).is_some() && !is_float() {
         return Err(ModelError::AlreadyQuantized { path: config_path });
     }
-    // Other readers require it in the config.
+    // Other readers require the head in the config.
     let ignore = [vec![HEAD.to_string()], options.exclude.clone()].concat();
     let invalid = |source| ModelError::QuantizationConfig {
         path: target.join("config.json"),
@@ -163,8 +166,8 @@ pub fn quantize_folder(
             ))
         }
     };
-    // A target with something in it is refused before any weight is read, unless a run with these
-    // arguments was killed when it was complete.
+    // A target that is not empty is refused before any weight is read, unless a run with these
+    // arguments was killed when the target was complete.
     if let Err(taken) = CheckpointWriter::expect_free(target) {
         let Some(partial) = &partial else {
             return Err(taken.into());
@@ -304,8 +307,8 @@ pub fn quantize_folder(
     Ok(report)
 }
 
-/// A config with the layers that `exclude` does not name, but that are not quantised, and those of
-/// other specs.
+/// Returns a config that also lists the excluded layers that it does not ignore yet, and the layers
+/// with other specs.
 fn of_layers(
     config: QuantizationConfig,
     excluded: &[String],
@@ -328,7 +331,7 @@ fn of_layers(
     Ok(config)
 }
 
-/// Checks that a model takes all samples.
+/// Checks that a model supports all samples.
 fn check_samples(config: &ModelConfig, samples: &[Vec<u32>]) -> Result<(), ModelError> {
     let limit = config.positions();
     for (index, sample) in samples.iter().enumerate() {
@@ -354,7 +357,7 @@ fn check_samples(config: &ModelConfig, samples: &[Vec<u32>]) -> Result<(), Model
     Ok(())
 }
 
-/// The error of a layer that cannot be quantised.
+/// Returns the error of a layer that cannot be quantised.
 fn refused(layer: &str, error: QuantError) -> ModelError {
     match error {
         QuantError::Format(source) => ModelError::Quantize {
@@ -410,10 +413,10 @@ fn calibrate(
     };
     let walked = (0..config.num_hidden_layers)
         .try_for_each(|block| walk.block(block, partial, &mut source, &mut on_layer));
-    // A run that is stopped leaves the block before as complete as one that goes on.
+    // The previous block is completed even if the run is stopped.
     walk.saved()?;
     walked?;
-    // The target is written without the hidden states, and without the pages that held them.
+    // The hidden states and their memory are released before the target is written.
     walk.batches.clear();
     walk.pending = None;
     walk.release_memory("model.norm")

@@ -1,11 +1,11 @@
-//! The layers to quantise, how, and the form to write.
+//! The options of a quantisation.
 
 use marlin_format::Sparsity;
 use marlin_quant::{GptqOptions, Quantizer, Rounding, RowOrder};
 
 use super::{Calibration, FileFormat, Override};
 
-/// The layers to quantise, how, and the form to write.
+/// The options of a quantisation: the layers, the method, and the file format.
 #[derive(Debug, Clone, Default)]
 pub struct QuantizeOptions {
     /// The format of the files.
@@ -13,7 +13,7 @@ pub struct QuantizeOptions {
     /// The sparsity of the weights. 2:4 prunes every layer: of every four weights of an output
     /// feature two are kept.
     pub sparsity: Sparsity,
-    /// Layers that stay as they are: names such as `model.layers.0.mlp.down_proj`, or `re:` and a
+    /// Layers that are skipped: names such as `model.layers.0.mlp.down_proj`, or `re:` and a
     /// regular expression that matches from the start of the name. Each must match a layer of the
     /// model.
     pub exclude: Vec<String>,
@@ -36,7 +36,7 @@ pub enum Method {
     /// AWQ (arXiv 2306.00978): inputs are scaled ([`marlin_quant::awq_scales`]), and weights
     /// rounded with the search of [`Round`](Self::Round), block after block on a device.
     Awq {
-        /// The texts that it looks at.
+        /// The calibration samples.
         calibration: Calibration,
     },
     /// GPTQ ([`marlin_quant::gptq`]), block after block on a device. If the weights are to be 2:4,
@@ -48,7 +48,7 @@ pub enum Method {
         damping: f64,
         /// True to scale inputs first, as [`Awq`](Self::Awq) does.
         awq: bool,
-        /// The texts that it looks at.
+        /// The calibration samples.
         calibration: Calibration,
     },
 }

@@ -13,7 +13,7 @@ use crate::ModelError;
 /// both with a comma.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Override {
-    /// The layers stay as they are.
+    /// The layers are skipped, and keep their float weights.
     Skip,
     /// The layers are quantised with another spec.
     Spec {
@@ -144,7 +144,7 @@ impl Overrides {
     }
 
     /// Returns the spec of a layer, from the first entry that matches one of its names; `None` if
-    /// the layer stays as it is.
+    /// the layer is skipped.
     pub fn spec_of(&mut self, names: [&str; 2]) -> Option<QuantSpec> {
         let mut first = None;
         for entry in self

@@ -17,23 +17,24 @@ use crate::config::ModelConfig;
 /// The plan for a tensor of the source, or for some of its rows.
 pub(super) struct Plan<'a> {
     pub(super) view: TensorView<'a>,
-    /// The rows: those of a layer that has a name of its own in the target.
+    /// The rows of the tensor: all, or the rows of one of several layers of the target.
     rows: Range<usize>,
     pub(super) target: Target,
-    /// Of a layer that is quantised.
+    /// The spec of a quantised layer.
     pub(super) spec: QuantSpec,
 }
 
-/// The tensors to write.
+/// The tensors to write for a plan.
 pub(super) enum Target {
-    /// A tensor of this name, as it is.
+    /// An unchanged tensor with this name.
     Copy(String),
-    /// A layer of this name.
+    /// A quantised layer with this name.
     Quantize(String),
 }
 
-/// Plans every tensor. Refuses layers that cannot be quantised or written so, and exclusions and
-/// overrides that match none; warns of layers that only some readers take.
+/// Plans every tensor of a checkpoint. Refuses layers that cannot be quantised or written as
+/// requested, and exclusions and overrides that match no layer. Warns of layers that only some
+/// readers accept.
 pub(super) fn plan<'a>(
     checkpoint: &'a Checkpoint,
     config: &ModelConfig,
@@ -85,7 +86,7 @@ pub(super) fn plan<'a>(
                     layer: layer.clone(),
                     source,
                 })?;
-                // Its values in f32 as they are and transposed, and their quantised ones.
+                // The values in f32, as read and transposed, and the quantised values.
                 let needed = view
                     .shape()
                     .iter()
@@ -117,7 +118,7 @@ pub(super) fn plan<'a>(
             }
         }
     }
-    // A head that is tied has no tensor.
+    // A tied head has no tensor.
     overrides.stays(HEAD);
     overrides.check_used()?;
     for (reason, layer, layers) in refusals {
@@ -126,7 +127,7 @@ pub(super) fn plan<'a>(
     Ok(plans)
 }
 
-/// The projection of the model that a layer of this name is, or is a part of.
+/// Returns the projection of the model that a layer with this name belongs to.
 fn projection_of(config: &ModelConfig, layer: &str) -> Option<ProjectionShape> {
     let (block, name) = layer.strip_prefix("model.layers.")?.split_once('.')?;
     let shape = config.block(block.parse().ok()?);
@@ -139,7 +140,7 @@ fn projection_of(config: &ModelConfig, layer: &str) -> Option<ProjectionShape> {
 }
 
 impl Plan<'_> {
-    /// The layer's name in the source; that of a tensor that is no layer, where it is one.
+    /// Returns the layer's name in the source, or the tensor's name if the tensor is not a weight.
     pub(super) fn source(&self) -> &str {
         self.view
             .name()
@@ -147,17 +148,17 @@ impl Plan<'_> {
             .unwrap_or(self.view.name())
     }
 
-    /// Input features of a layer.
+    /// Returns the number of input features of a layer.
     pub(super) fn k(&self) -> usize {
         self.view.shape().last().copied().unwrap_or(1)
     }
 
-    /// Output features of a layer.
+    /// Returns the number of output features of a layer.
     pub(super) fn n(&self) -> usize {
         self.rows.len()
     }
 
-    /// The tensors to write, without their bytes.
+    /// Returns the specs of the tensors to write.
     pub(super) fn specs(&self, format: FileFormat) -> Vec<TensorSpec> {
         match &self.target {
             Target::Copy(name) => {
@@ -171,14 +172,14 @@ impl Plan<'_> {
         }
     }
 
-    /// The bytes of its rows.
+    /// Returns the bytes of the rows.
     pub(super) fn bytes(&self) -> &[u8] {
         let row_bytes =
             self.view.bytes().len() / self.view.shape().first().map_or(1, |&rows| rows.max(1));
         &self.view.bytes()[self.rows.start * row_bytes..self.rows.end * row_bytes]
     }
 
-    /// The weight of a layer, [K, N].
+    /// Returns the weight of a layer, [K, N] in f32.
     pub(super) fn weight(&self) -> Result<Vec<f32>, ModelError> {
         let k = self.k();
         Ok(transposed(
@@ -188,7 +189,8 @@ impl Plan<'_> {
         ))
     }
 
-    /// Writes the tensors of a layer, and returns their bytes and the bits of a weight.
+    /// Writes the tensors of a layer. Returns their size in bytes, and the number of bits per
+    /// weight.
     pub(super) fn write(
         &self,
         layer: &str,
@@ -210,7 +212,7 @@ impl Plan<'_> {
     }
 }
 
-/// `[rows, columns]` to `[columns, rows]`, in blocks that stay in the cache.
+/// Transposes `[rows, columns]` to `[columns, rows]`, in blocks that stay in the CPU cache.
 fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     const BLOCK: usize = 32;
     let mut out = vec![0.0; values.len()];

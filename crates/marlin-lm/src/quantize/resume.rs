@@ -22,7 +22,7 @@ const LOSSES: &str = "losses.json";
 /// renamed.
 const COMPLETE: &str = "complete";
 
-/// The arguments that a run must share with an earlier run to resume from its blocks.
+/// Returns the arguments that a run must share with an earlier run to resume from its blocks.
 pub(super) fn arguments(
     checkpoint: &Checkpoint,
     config: &Value,

@@ -1,8 +1,9 @@
-//! AWQ (arXiv 2306.00978) in the walk: the scales of a block's inputs, and what takes their
-//! reciprocals: the norm or the last output features of the projection that the inputs come from.
+//! AWQ (arXiv 2306.00978) during calibration: the scales of a block's inputs, and the tensors that
+//! are divided by the scales. These tensors are the norm, or the last output features of the
+//! projection, that the inputs come from.
 //!
-//! The model that walks stays as it is: scaled are the weights that the quantiser gets, the sums of
-//! their inputs, and what is written.
+//! The model that runs on the samples is not scaled. Scaled are the weights that the quantiser
+//! gets, the sums of their inputs, and the tensors that are written.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use marlin_format::checkpoint::{
@@ -30,12 +31,12 @@ impl Scales {
         self.0[kind as usize].as_deref()
     }
 
-    /// True if the inputs of a projection are scaled.
+    /// Returns true if the inputs of a projection are scaled.
     pub(super) fn has(&self, kind: ProjectionKind) -> bool {
         self.of(kind).is_some()
     }
 
-    /// Those of a block that an earlier run has quantised.
+    /// Reads the scales of a block that an earlier run has quantised.
     pub(super) fn read(checkpoint: &Checkpoint, block: &str) -> Result<Self, ModelError> {
         let mut scales = Self::default();
         for kind in ProjectionKind::ALL {
@@ -47,7 +48,7 @@ impl Scales {
         Ok(scales)
     }
 
-    /// The factors of the layers of a projection, side by side.
+    /// Returns the factors of the layers of a projection, side by side.
     pub(super) fn factors(
         &self,
         shape: &BlockShape,
@@ -70,17 +71,17 @@ impl Scales {
     }
 }
 
-/// The name of a projection's scales in the folder of a block that is done.
+/// Returns the name of a projection's scales in the folder of a completed block.
 fn tensor_name(block: &str, kind: ProjectionKind) -> String {
     format!("{block}.awq_scales.{kind:?}")
 }
 
-/// The name of a norm's weight.
+/// Returns the name of a norm's weight.
 fn norm_name(block: &str, norm: &str) -> String {
     format!("{block}.{norm}.weight")
 }
 
-/// Divides the last of `values` by `scales`.
+/// Divides the last elements of `values` by `scales`.
 fn divide_last(values: &mut [f32], scales: &[f32]) {
     values
         .iter_mut()
@@ -89,19 +90,19 @@ fn divide_last(values: &mut [f32], scales: &[f32]) {
         .for_each(|(value, scale)| *value /= scale);
 }
 
-/// What the weights [K, N] of a projection are multiplied by: each row, and each column.
+/// The factors of the rows and of the columns of a projection's weights [K, N].
 pub(super) struct Factors {
     rows: Vec<f32>,
     columns: Vec<f32>,
 }
 
 impl Factors {
-    /// The scales of the input features, `[K]`.
+    /// Returns the scales of the input features, `[K]`.
     pub(super) fn rows(&self) -> &[f32] {
         &self.rows
     }
 
-    /// Scales weights in f32.
+    /// Multiplies weights [K, N] in f32 by the factors.
     pub(super) fn multiply(&self, weight: Tensor<2>) -> Tensor<2> {
         match self.products(&weight.device()) {
             Some(products) => weight * products,
@@ -109,7 +110,7 @@ impl Factors {
         }
     }
 
-    /// Takes the scales from weights in f32.
+    /// Divides weights [K, N] in f32 by the factors.
     pub(super) fn divide(&self, weight: Tensor<2>) -> Tensor<2> {
         match self.products(&weight.device()) {
             Some(products) => weight / products,
@@ -117,7 +118,7 @@ impl Factors {
         }
     }
 
-    /// Those of all elements, [K, N]. None if nothing is scaled.
+    /// Returns the factors of all elements, [K, N]; `None` if all factors are 1.
     fn products(&self, device: &Device) -> Option<Tensor<2>> {
         if self
             .rows
@@ -141,8 +142,9 @@ impl Factors {
 }
 
 impl CalibrationWalk<'_> {
-    /// The scales of a block, for the inputs that its float layers get from the quantised blocks
-    /// before. Projections that have a float layer, or whose inputs come from one, have none.
+    /// Computes the scales of a block, for the inputs that its float layers get from the quantised
+    /// blocks before it. A projection has no scales if one of its layers is skipped, or if its
+    /// inputs come from a skipped layer.
     pub(super) fn scales(
         &mut self,
         block: &str,
@@ -168,7 +170,7 @@ impl CalibrationWalk<'_> {
         Ok(scales)
     }
 
-    /// The scales of a projection of a block, as the spec of its first layer has them.
+    /// Searches for the scales of a projection of a block, with the spec of its first layer.
     fn search(
         &mut self,
         block: &str,
@@ -215,8 +217,8 @@ impl CalibrationWalk<'_> {
         Ok(scales)
     }
 
-    /// The norms and biases of a block that take the reciprocals of its scales, each in its own
-    /// dtype, and the scales.
+    /// Returns the scales of a block, and the norms and biases that are divided by the scales, each
+    /// in its own dtype.
     pub(super) fn scaled_tensors(
         &self,
         block: &str,
@@ -245,7 +247,7 @@ impl CalibrationWalk<'_> {
                     .and_then(|origin| self.plans_of(block, shape.projection(origin)).pop())
                     .map(|plan| format!("{}.bias", plan.source())),
             };
-            // There may be no bias.
+            // The projection may have no bias.
             let Some(view) = name.and_then(|name| self.tensor(&name)) else {
                 continue;
             };
@@ -260,7 +262,7 @@ impl CalibrationWalk<'_> {
         Ok(tensors)
     }
 
-    /// A tensor of the source.
+    /// Returns a tensor of the source by name.
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         self.plans
             .iter()
@@ -269,8 +271,8 @@ impl CalibrationWalk<'_> {
     }
 }
 
-/// Changes the scales of a norm's channels to those whose reciprocals its dtype holds exactly,
-/// times its weight. A channel has 1 where it holds none.
+/// Changes the scales of a norm's channels so that the norm's weight divided by the scale is exact
+/// in the norm's dtype. A channel has the scale 1 if the rounded quotient is 0 or not finite.
 fn round_reciprocals(scales: &mut [f32], norm: &TensorView<'_>) -> Result<(), ModelError> {
     let dtype = float_dtype(norm.dtype());
     for (scale, weight) in scales.iter_mut().zip(norm.to_f32()?) {

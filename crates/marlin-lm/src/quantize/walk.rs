@@ -1,5 +1,5 @@
-//! A walk of the samples' hidden states through the blocks of a model: of both models, the float
-//! one and the one that is being quantised.
+//! Propagation of the samples' hidden states through the blocks of two models: the float model and
+//! the model that is being quantised.
 
 use std::thread::JoinHandle;
 
@@ -18,10 +18,10 @@ use crate::folder::FileWeights;
 use crate::model::{self, Attention, Block, KeyValues, Rope, Span, WeightSource};
 use crate::tokens::token_tensor;
 
-/// Bytes of the largest tensor that samples are batched up to.
+/// The limit on the size of the largest tensor in a batch of samples, in bytes.
 const BATCH_BYTES: usize = 1 << 28;
 
-/// A walk through the blocks of a model.
+/// The state of a calibration, which propagates hidden states block by block.
 pub(super) struct CalibrationWalk<'a> {
     pub(super) config: &'a ModelConfig,
     pub(super) plans: &'a [Plan<'a>],
@@ -31,17 +31,19 @@ pub(super) struct CalibrationWalk<'a> {
     pub(super) device: &'a Device,
     pub(super) dtype: FloatDType,
     pub(super) rope: Rope,
-    /// Hidden states [samples, seq, hidden] before the projection that is quantised.
+    /// The hidden states [samples, seq, hidden] of each batch, before the projection that is
+    /// quantised.
     pub(super) batches: Vec<SampleBatch>,
-    /// The projection of a block that the quantised hidden states have yet to pass: they do when
-    /// they are looked at the next time, and are moved once for both.
+    /// The projection whose outputs are not yet added to the quantised hidden states. The outputs
+    /// are added when the hidden states are next read, so that hidden states are transferred only
+    /// once.
     pub(super) pending: Option<(ProjectionKind, Block)>,
     /// The block that is being written while the next one is quantised.
     pub(super) saving: Option<JoinHandle<Result<(), ModelError>>>,
 }
 
 impl<'a> CalibrationWalk<'a> {
-    /// The embeddings of the samples, those of one length together.
+    /// Computes the embeddings of the samples, in batches of samples of one length.
     pub(super) fn embed(
         &mut self,
         samples: &[Vec<u32>],
@@ -61,7 +63,7 @@ impl<'a> CalibrationWalk<'a> {
         for samples in sorted.chunk_by(|a, b| a.len() == b.len()) {
             let seq = samples[0].len();
             let is_flash = has_flash && seq <= decode::MAX_PASS_ROWS;
-            // The MLP's inputs, and without flash attention the scores in f32.
+            // The outputs of gate and up, and without flash attention the scores in f32.
             let mlp = 2 * self.config.intermediate_size * DType::from(self.dtype).size();
             let widest = if is_flash {
                 mlp
@@ -108,7 +110,8 @@ impl<'a> CalibrationWalk<'a> {
         Ok(())
     }
 
-    /// The hidden states of a batch on the device, as the float layers have left them.
+    /// Returns the hidden states of a batch after the float layers, on the device; `None` if the
+    /// quantiser is not calibration-based.
     pub(super) fn float(&mut self, index: usize) -> Result<Option<Tensor<3>>, ReadError> {
         self.batches[index]
             .float
@@ -117,8 +120,8 @@ impl<'a> CalibrationWalk<'a> {
             .transpose()
     }
 
-    /// The hidden states of a batch on the device, as the quantised layers have left them: past the
-    /// projection that they had yet to pass.
+    /// Returns the hidden states of a batch after the quantised layers, on the device. The outputs
+    /// of the pending projection are added first.
     fn quantized(&mut self, index: usize) -> Result<Tensor<3>, ReadError> {
         let hidden = self.batches[index].quantized.get(self.device)?;
         let Some((kind, layer)) = &self.pending else {
@@ -130,9 +133,9 @@ impl<'a> CalibrationWalk<'a> {
         Ok(hidden)
     }
 
-    /// Puts hidden states of one of the models in the place of a batch's. While they go to the host
-    /// the next batch is computed, and no further one: each has its place on the device until it
-    /// has arrived.
+    /// Replaces the hidden states of a batch in one of the models. While they are copied to the
+    /// host, the next batch is computed, but no further batch: hidden states occupy the device
+    /// until their copy is complete.
     pub(super) fn put(
         &mut self,
         of: fn(&mut SampleBatch) -> Option<&mut Hidden>,
@@ -152,7 +155,7 @@ impl<'a> CalibrationWalk<'a> {
     }
 
     /// Calls `visit` with the quantised hidden states of each batch, and the batch's index. `at` is
-    /// the layer or the block that errors are of.
+    /// the layer or the block that errors name.
     pub(super) fn for_each_batch(
         &mut self,
         at: &str,
@@ -176,7 +179,7 @@ impl<'a> CalibrationWalk<'a> {
         }
     }
 
-    /// What a projection of a block adds to the hidden states.
+    /// Returns the outputs of a projection of a block for hidden states [samples, seq, hidden].
     pub(super) fn outputs(
         &self,
         kind: ProjectionKind,
@@ -189,8 +192,8 @@ impl<'a> CalibrationWalk<'a> {
             .forward_joined(self.inputs(kind, layer, hidden, rows))
     }
 
-    /// The inputs of a projection of a block, [samples, seq, K], of the hidden states before the
-    /// mixer or the feed-forward network. `rows` are those of the batch.
+    /// Returns the inputs [samples, seq, K] of a projection of a block, computed from the hidden
+    /// states before the mixer or the feed-forward network. `rows` are the rows of the batch.
     pub(super) fn inputs(
         &self,
         kind: ProjectionKind,
@@ -214,7 +217,8 @@ impl<'a> CalibrationWalk<'a> {
         }
     }
 
-    /// The mixed values of attention, [samples, seq, K], of queries, keys and values side by side.
+    /// Computes attention without its output projection, [samples, seq, K], from queries, keys and
+    /// values side by side.
     fn mix(
         &self,
         attention: &Attention,
@@ -244,7 +248,8 @@ impl<'a> CalibrationWalk<'a> {
         mixed.reshape([samples, seq, features])
     }
 
-    /// The layers of a projection of a block, in the order of their output features.
+    /// Returns the plans of the layers of a projection of a block, in the order of their output
+    /// features.
     pub(super) fn plans_of(&self, block: &str, projection: &ProjectionShape) -> Vec<&'a Plan<'a>> {
         let is_named = |plan: &&Plan<'_>, name: &str| {
             plan.source()
@@ -257,13 +262,13 @@ impl<'a> CalibrationWalk<'a> {
             .collect()
     }
 
-    /// Tokens of all samples.
+    /// Returns the number of tokens of all samples.
     pub(super) fn tokens(&self) -> usize {
         self.batches.iter().map(|batch| batch.tokens).sum()
     }
 
-    /// Takes the float hidden states past a projection of a block. Outputs that are not added to
-    /// them leave them as they are.
+    /// Adds the outputs of a projection of a float block to the float hidden states. Does nothing
+    /// for a projection whose outputs are not added to the hidden states.
     pub(super) fn pass_float(
         &mut self,
         block: &str,
@@ -284,8 +289,8 @@ impl<'a> CalibrationWalk<'a> {
         Ok(())
     }
 
-    /// Gives the device and the host back what the allocator keeps of tensors that are gone: those
-    /// that come now have other sizes.
+    /// Releases the memory that the allocators of the device and the host keep for freed tensors,
+    /// since the next tensors have other sizes.
     pub(super) fn release_memory(&self, at: &str) -> Result<(), ModelError> {
         self.device
             .sync()
@@ -298,13 +303,14 @@ impl<'a> CalibrationWalk<'a> {
     }
 }
 
-/// [samples, seq, features] to [tokens, features].
+/// Reshapes [samples, seq, features] to [tokens, features].
 pub(super) fn rows(tensor: Tensor<3>) -> Tensor<2> {
     let [samples, seq, features] = tensor.dims();
     tensor.reshape([samples * seq, features])
 }
 
-/// The tokens of samples of `seq` tokens as rows of prompts, each sample in a slot of its own.
+/// Creates rows of prompts from the tokens of samples of `seq` tokens, with one slot for each
+/// sample.
 fn prompt_rows(tokens: &[u32], seq: usize, device: &Device) -> model::PassBatch {
     let of_token = |(index, &token): (usize, &u32)| {
         SequenceState::of_prompt(token, (index % seq) as u32, (index / seq) as u32)
@@ -315,7 +321,7 @@ fn prompt_rows(tokens: &[u32], seq: usize, device: &Device) -> model::PassBatch 
     batch
 }
 
-/// Weights [K, N] with their output features side by side.
+/// Joins weights [K, N] with their output features side by side.
 pub(super) fn side_by_side(k: usize, weights: Vec<Vec<f32>>) -> Vec<f32> {
     let weights = match <[Vec<f32>; 1]>::try_from(weights) {
         Ok([weight]) => return weight,

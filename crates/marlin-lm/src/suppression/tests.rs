@@ -1,6 +1,6 @@
 use super::*;
 
-/// The suppressed tokens for the choice after `unknown` tokens, in ascending order.
+/// Returns the suppressed tokens for the choice after `unknown` tokens, in ascending order.
 fn change(suppressed: &mut Suppressed, unknown: usize) -> Option<Vec<u32>> {
     suppressed.change(unknown).map(|mut tokens| {
         tokens.sort_unstable();

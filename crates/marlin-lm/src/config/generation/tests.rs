@@ -8,8 +8,8 @@ fn fields(config: Value) -> Vec<String> {
 
 #[test]
 fn fields_that_are_not_applied_are_named_unless_they_change_nothing() {
-    // As transformers 5.24 writes its defaults, the fields that are applied, and those of other
-    // steps than the choice of a token.
+    // Defaults as transformers 5.24 writes them, fields that are applied, and fields that do not
+    // concern the choice of a token.
     let neutral = json!({
         "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "num_beams": 1,
         "num_return_sequences": 1, "encoder_repetition_penalty": 1.0, "guidance_scale": null, "remove_invalid_values": false,

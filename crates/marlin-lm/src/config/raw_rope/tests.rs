@@ -68,7 +68,7 @@ fn yarn_has_the_defaults_of_transformers_and_is_read_back() {
         (32.0, 1.0, true)
     );
     assert!((plain.attention_factor() - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-15);
-    // What Python takes for false is as absent, but for `truncate`.
+    // Values that are false in Python count as absent, except for `truncate`.
     assert_eq!(
         yarn(json!({ "beta_fast": 0, "beta_slow": null, "mscale": null })),
         plain

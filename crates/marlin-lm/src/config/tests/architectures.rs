@@ -1,4 +1,5 @@
-//! Configs of the architectures beside Llama, and what each does not have.
+//! Tests of configs of the architectures other than Llama, and of the features that each does not
+//! have.
 
 use serde_json::{Value, json};
 
@@ -8,8 +9,8 @@ use crate::architectures::ProjectionKind;
 use crate::config::{ModelConfig, ModelConfigError, RopeScaling, SlidingWindow};
 use crate::tests::support::{config_json, config_of, config_with};
 
-/// The `config.json` of Mistral 7B v0.1, Qwen 2.5 0.5B, Qwen 3 0.6B and Phi-3.5 mini, shortened by
-/// fields that are not read and by factors.
+/// The `config.json` of Mistral 7B v0.1, Qwen 2.5 0.5B, Qwen 3 0.6B and Phi-3.5 mini, without
+/// fields that are not read, and with fewer factors.
 pub(super) const OTHERS: [&str; 4] = [
     r#"{
         "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096,
@@ -91,7 +92,7 @@ fn published_configs_of_other_architectures_are_read() {
         ),
         (&[1.0, 1.02, 1.03][..], 4096)
     );
-    // sqrt(1 + ln 32 / ln 4096), as Phi-3's own code has it.
+    // The value sqrt(1 + ln 32 / ln 4096), as in Phi-3's own code.
     assert!(
         (scaling.attention_factor(131_072) - 1.190_238).abs() < 1e-6,
         "{}",
@@ -111,7 +112,7 @@ fn published_configs_of_other_architectures_are_read() {
                         .as_f64()
                         .is_some_and(|number| value.as_f64() == Some(number))
             };
-            // A window that is not used is not written.
+            // An unused window is not written.
             assert!(
                 original.get(field).is_none_or(same)
                     || (field == "sliding_window" && value.is_null()),
@@ -270,7 +271,7 @@ fn what_an_architecture_does_not_have_is_refused() {
         }
     ));
 
-    // A config that was made in Rust.
+    // Configs that are changed in Rust, after they are read.
     let changed = |architecture: Architecture, change: fn(&mut ModelConfig)| {
         let mut config = config_of(architecture, json!({ "sliding_window": null }));
         change(&mut config);

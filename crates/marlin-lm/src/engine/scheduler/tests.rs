@@ -30,7 +30,7 @@ fn options(max_new_tokens: usize) -> RequestParams {
     }
 }
 
-/// A prompt of `tokens` tokens.
+/// Returns a prompt of `tokens` tokens.
 fn prompt(tokens: usize) -> Vec<u32> {
     (0..tokens as u32)
         .map(|token| token * 7 % VOCAB as u32)

@@ -155,7 +155,7 @@ fn next_token(tokens: &[u32]) -> u32 {
     next_but(&[], tokens)
 }
 
-/// The next token that is not suppressed.
+/// Returns the next token that is not suppressed.
 pub(super) fn next_but(suppressed: &[u32], tokens: &[u32]) -> u32 {
     let hash = tokens.iter().fold(17u32, |hash, &token| {
         hash.wrapping_mul(31).wrapping_add(token)
@@ -167,7 +167,7 @@ pub(super) fn next_but(suppressed: &[u32], tokens: &[u32]) -> u32 {
         .unwrap()
 }
 
-/// The tokens that follow a prompt decoded by itself.
+/// Returns the tokens that follow a prompt that is decoded by itself.
 pub(super) fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
     let mut tokens = prompt.to_vec();
     for _ in 0..count {
@@ -196,7 +196,7 @@ pub(super) fn scheduler(slots: usize, looks_ahead: bool) -> Scheduler<Simulated>
     )
 }
 
-/// A scheduler whose passes of prompts also continue the running sequences.
+/// Creates a scheduler whose passes of prompts also continue the running sequences.
 pub(super) fn mixing(slots: usize) -> Scheduler<Simulated> {
     let mut scheduler = scheduler(slots, true);
     scheduler.executor.mixes = true;

@@ -1,4 +1,5 @@
-//! Tests that each choice has its own suppressed tokens, whatever is started ahead of it.
+//! Tests that each choice has its own suppressed tokens, regardless of steps that are started
+//! ahead.
 
 use rand::RngExt;
 
@@ -7,8 +8,8 @@ use super::*;
 /// A sequence: its prompt, its options, and the tokens that were chosen.
 type Running = (Vec<u32>, RequestParams, Vec<u32>);
 
-/// The tokens that follow a prompt, up to a stop token, by transformers' definition of suppressed
-/// tokens.
+/// Returns the tokens that follow a prompt, up to a stop token, by transformers' definition of
+/// suppressed tokens.
 fn expected_but(prompt: &[u32], options: &RequestParams) -> Vec<u32> {
     let Suppression {
         suppress_tokens,
@@ -39,9 +40,9 @@ fn expected_but(prompt: &[u32], options: &RequestParams) -> Vec<u32> {
     tokens.split_off(prompt.len())
 }
 
-/// Options that suppress tokens which would otherwise follow a prompt: each option suppresses a
-/// token that is chosen under the earlier options. Without words of several tokens, steps run
-/// ahead.
+/// Creates options that suppress tokens which would otherwise follow a prompt: each option
+/// suppresses a token that is chosen under the earlier options. Without words of several tokens,
+/// steps run ahead.
 fn suppressing(prompt: &[u32], has_words: bool, rng: &mut impl RngExt) -> RequestParams {
     let mut options = options(rng.random_range(6..30));
     for index in 0..10 {
