@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 static FUSED: AtomicU64 = AtomicU64::new(0);
 static DEQUANTIZED: AtomicU64 = AtomicU64::new(0);
 
-/// Uses of quantised weights on CubeCL devices, since the program started.
+/// The number of uses of quantised weights on CubeCL devices since the program started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FusionCount {
-    /// Matmuls that read the packed weight, claimed by the fusion provider.
+    /// The number of matmuls that read the packed weight, claimed by the fusion provider.
     pub fused: u64,
-    /// Weights that were dequantised to a float tensor.
+    /// The number of times that a weight was dequantised to a float tensor.
     pub dequantized: u64,
 }
 

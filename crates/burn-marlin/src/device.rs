@@ -1,4 +1,4 @@
-//! Burn devices as the kernels see them.
+//! The properties of Burn devices that kernels depend on.
 
 use crate::backend::float_dtype;
 #[cfg(feature = "cubecl-runtime")]
@@ -8,10 +8,10 @@ use cubecl::client::Client;
 use marlin_format::{ScaleDtype, available_memory};
 use marlin_kernels::Target;
 
-/// The properties of a Burn device that decide which kernel runs.
+/// Returns the properties of a Burn device that decide which kernel runs.
 ///
-/// A backend that is neither CubeCL nor Flex has no implementation of the op; it is described as
-/// Flex, whose host kernels are the closest.
+/// A backend other than CubeCL and Flex does not implement the operations. It is described as Flex,
+/// whose host kernels are the closest.
 pub fn target(device: &Device) -> Target {
     client_of(device).map_or(Target::FLEX, |client| Target::of(&client))
 }
@@ -42,8 +42,8 @@ pub fn device_name(device: &Device) -> String {
     )
 }
 
-/// Returns the bytes that a device can still hold, or `None` if it does not report them. For a
-/// backend that runs on the host, they are the available memory of the machine.
+/// Returns the number of free bytes on a device, or `None` if the device does not report its
+/// memory. For a backend that runs on the host, this is the available memory of the machine.
 pub fn free_memory(device: &Device) -> Option<usize> {
     let Some(client) = client_of(device) else {
         return available_memory();
@@ -59,14 +59,14 @@ pub fn free_memory(device: &Device) -> Option<usize> {
 /// memory back when the tensor is dropped.
 ///
 /// Other tensors of a CubeCL device share pages, and a page is as large as the largest tensor that
-/// the pages have ever held: a tensor that is much larger than the others leaves most of a page
-/// empty, and so do all later tensors.
+/// the pages have ever held. After one tensor that is much larger than the others, most of each new
+/// page therefore stays empty.
 pub fn with_dedicated_memory<T: Send>(device: &Device, make: impl FnOnce() -> T + Send) -> T {
     let Some(client) = client_of(device) else {
         return make();
     };
-    // Burn's fusion allocates when operations run. An error of an operation is reported when its
-    // tensor is read.
+    // Burn's fusion allocates a tensor when its operation runs, so queued operations are flushed
+    // before and after `make`. An error of an operation is reported when its tensor is read.
     let run = || drop(device.flush());
     run();
     client.memory_dedicated_allocation((), |()| {
@@ -76,8 +76,8 @@ pub fn with_dedicated_memory<T: Send>(device: &Device, make: impl FnOnce() -> T 
     })
 }
 
-/// The dtype in which a device holds scales of a format: the format's own dtype if the device
-/// supports it, f32 otherwise.
+/// Returns the dtype in which a device holds scales of the dtype `dtype`: the same dtype if the
+/// device supports it, f32 otherwise.
 pub(crate) fn scale_dtype(dtype: ScaleDtype, device: &Device) -> DType {
     let dtype = DType::from(float_dtype(dtype.into()));
     if device.supports_dtype(dtype) {

@@ -5,13 +5,15 @@ use std::fmt;
 
 /// A model that could not be converted, and the cause.
 ///
-/// The `?` operator converts it to its [`Error`] and drops the model.
+/// The `?` operator converts this error to its [`Error`] and drops the model.
 #[derive(Debug)]
 pub struct ConvertError<M, E = Error> {
     /// The model.
     ///
-    /// It is unchanged, unless the device failed during a conversion: then the layers before the
-    /// one that the error names are converted.
+    /// The model is unchanged if the error occurred before the first layer was converted. After a
+    /// failure of the device or [`Error::WeightShape`], the layers before the failed layer are
+    /// converted. After [`Error::Strict`] from [`unloaded`](crate::WeightQuantizer::unloaded), the
+    /// model is converted.
     pub model: M,
     /// The cause.
     pub error: E,
@@ -35,7 +37,7 @@ impl<M> From<ConvertError<M>> for Error {
     }
 }
 
-/// An error in converting a model, or in making or reading a quantised weight.
+/// An error in converting a model, or in creating or reading a quantised weight.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -50,7 +52,7 @@ pub enum Error {
         /// The cause.
         source: FormatError,
     },
-    /// A weight that is given for a layer has another shape than the layer's.
+    /// The shape of a weight that is given for a layer differs from the layer's shape.
     #[error("{path}: a weight of {found:?} is given for a layer of [K, N] = {expected:?}")]
     WeightShape {
         /// Path of the parameter in the model.
@@ -60,15 +62,15 @@ pub enum Error {
         /// K and N of the weight.
         found: [usize; 2],
     },
-    /// A bias has another length than the weight has output features.
+    /// The length of a bias differs from the number of output features of the weight.
     #[error("the bias has {found} values; the weight has {expected} output features")]
     BiasLength {
-        /// Output features of the weight.
+        /// The number of output features of the weight.
         expected: usize,
-        /// Length of the bias.
+        /// The length of the bias.
         found: usize,
     },
-    /// A tensor of the quantised weight could not be read back.
+    /// A tensor of a weight could not be read from the device.
     #[error("{tensor} of a quantised weight cannot be read from the device: {reason}")]
     Read {
         /// The tensor: qweight, scales, zero points or row permutation.
@@ -82,7 +84,7 @@ pub enum Error {
     Dtype {
         /// The tensor: qweight, scales, zero points or row permutation.
         tensor: &'static str,
-        /// The dtypes that are accepted.
+        /// The accepted dtype.
         expected: &'static str,
         /// The dtype of the tensor.
         found: DType,
@@ -103,14 +105,14 @@ pub enum Error {
         /// Patterns that match no linear layer.
         unmatched: Vec<String>,
     },
-    /// The linear layer is converted already, to another spec.
+    /// The linear layer is already converted to another spec.
     #[error(
         "the layer's weight is already {found}; rounding it again to {asked} would lose more: take it as it is, or start from the float layer"
     )]
     Converted {
         /// The weight's spec.
         found: QuantSpec,
-        /// The spec asked for.
+        /// The requested spec.
         asked: QuantSpec,
     },
     /// A scheme of Burn's that no spec describes.

@@ -7,10 +7,11 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
 use cubecl::bytes::{Bytes, Reader};
 
-/// A float tensor in host memory, or on its way there.
+/// A float tensor in host memory, or one that is being copied to host memory.
 ///
-/// On CUDA the memory is pinned and comes from CubeCL's pool: the device writes and reads it
-/// directly, at the rate of its bus. Other memory would cost one more copy in each direction.
+/// On CUDA, the memory is pinned and comes from CubeCL's pool. The device writes and reads pinned
+/// memory directly, at the rate of its bus. Other memory would cost one more copy in each
+/// direction.
 pub struct HostTensor<const D: usize> {
     #[cfg(feature = "cubecl-runtime")]
     reading: Option<Reading>,
@@ -21,7 +22,7 @@ pub struct HostTensor<const D: usize> {
     dtype: DType,
 }
 
-/// The error of a tensor that the device did not return.
+/// The error for a tensor that cannot be read from the device.
 #[derive(Debug, thiserror::Error)]
 #[error("a tensor cannot be read from the device: {reason}")]
 pub struct ReadError {
@@ -37,7 +38,7 @@ fn unread(error: &impl ToString) -> ReadError {
 
 impl<const D: usize> HostTensor<D> {
     /// Starts to copy a tensor to the host, after all work already submitted to its device. The
-    /// device keeps the tensor until [`wait`](Self::wait).
+    /// tensor stays on the device until [`wait`](Self::wait) returns.
     ///
     /// # Errors
     /// The device failed.
@@ -87,7 +88,7 @@ impl<const D: usize> HostTensor<D> {
     /// The errors of [`wait`](Self::wait).
     ///
     /// # Panics
-    /// Panics if the tensor was lost before.
+    /// Panics if the tensor was lost in an earlier [`wait`](Self::wait).
     pub fn to_device(&mut self, device: &Device) -> Result<Tensor<D>, ReadError> {
         self.wait()?;
         let data = TensorData::from_bytes(self.bytes.clone(), self.shape.clone(), self.dtype);

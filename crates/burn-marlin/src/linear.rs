@@ -70,7 +70,7 @@ impl QuantLinear {
     /// Creates a layer from a weight [K, N] and a bias `[N]`.
     ///
     /// # Errors
-    /// The bias has another length than the weight has output features.
+    /// The length of the bias differs from the number of output features, N.
     pub fn new(weight: QuantizedWeight, bias: Option<Tensor<1>>) -> Result<Self, Error> {
         let [_, expected] = weight.dims();
         if let Some(found) = bias.as_ref().map(|bias| bias.dims()[0])
@@ -95,7 +95,8 @@ impl QuantLinear {
     /// quantised weight.
     ///
     /// # Errors
-    /// The errors of [`QuantizedWeight::quantize`]; the layer is already converted to another spec.
+    /// The errors of [`QuantizedWeight::quantize`], and [`Error::Converted`] if the layer is
+    /// already converted to another spec.
     pub fn from_linear(linear: &Linear, spec: &QuantSpec) -> Result<Self, Error> {
         let weight = match linear.weight.reparameterization::<QuantizedWeight>() {
             Some(weight) if weight.spec() == *spec => weight.detached(),
@@ -124,14 +125,14 @@ impl QuantLinear {
         self.bias.is_some()
     }
 
-    /// The bias `[N]` in the activations' dtype.
+    /// Returns the bias `[N]` in `dtype`, or `None` if the layer has no bias.
     pub fn bias_in(&self, dtype: DType) -> Option<Tensor<1>> {
         self.bias
             .as_ref()
             .map(|bias| bias.val().cast(FloatDType::from(dtype)))
     }
 
-    /// The quantised weight.
+    /// Returns the quantised weight.
     pub fn weight(&self) -> &QuantizedWeight {
         &self.weight
     }

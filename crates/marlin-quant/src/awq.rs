@@ -12,16 +12,16 @@ use rayon::prelude::*;
 #[cfg(test)]
 mod tests;
 
-/// Exponents that the search tries: 0, 0.05 and so on to 0.95.
+/// The number of exponents that the search tries: 0, 0.05 and so on to 0.95.
 const RATIOS: usize = 20;
 
-/// The least size of a channel, as a part of the largest: it keeps scales between 1/100 and 100,
-/// and scaled weights in the range of f16.
+/// The smallest size of a channel, as a part of the largest size. The limit keeps scales between
+/// 1/100 and 100, and scaled weights in the range of f16.
 const SMALLEST: f64 = 1e-4;
 
 /// Finds the positive scale `s` of each input channel for which `diag(1/s) Q(diag(s) W)` is nearest
 /// to `W` [K, N] in the metric of the second moments `sums`, where `Q` rounds to nearest in groups.
-/// Layers with the same inputs are passed as one weight, side by side.
+/// Layers with the same inputs are passed as one weight, with their columns side by side.
 ///
 /// `channels`, `[K]`, is the channel of each input feature. Usually every feature has its own
 /// channel. Features that must share one scale have the same channel, such as the features of query
@@ -29,10 +29,10 @@ const SMALLEST: f64 = 1e-4;
 ///
 /// As in the paper, `s = m^ratio` for 20 ratios from 0 to 0.95, with the geometric mean of the
 /// largest and the smallest scale divided out. The size `m` of a channel is the root mean square of
-/// its features, in place of the paper's mean absolute value: it follows from the diagonal of the
-/// second moments. Channels that are always zero have the smallest scale, so that their weights
-/// widen no group's range. All channels have a scale of 1 if scales do not reduce the error, or if
-/// `sums` has fewer than 128 tokens.
+/// its features, instead of the paper's mean absolute value, because the root mean square follows
+/// from the diagonal of the second moments. Channels that are always zero have the smallest scale,
+/// so that their weights do not widen the range of a group. All channels have a scale of 1 if
+/// scales do not reduce the error, or if `sums` has fewer than 128 tokens.
 ///
 /// # Errors
 /// The weight has another shape or values that are not finite; [`QuantError::Read`] if the device

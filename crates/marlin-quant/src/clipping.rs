@@ -1,4 +1,4 @@
-//! Round to nearest with a search for the range.
+//! Rounding to nearest, with a search for the range of each group.
 
 use crate::QuantError;
 use crate::grid::{Grid, expect_weight, in_form, range};

@@ -1,4 +1,4 @@
-//! CubeCL devices that run quantisers, and the matmul that the quantisers use.
+//! The CubeCL devices that run quantisers, and the matmul that the quantisers use.
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::FloatTensor;

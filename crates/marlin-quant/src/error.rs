@@ -9,10 +9,10 @@ pub enum QuantError {
     /// The weight or its spec is invalid.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The activations are not whole rows.
+    /// The number of activations is not a multiple of K.
     #[error("{found} activations are not rows of K = {k}; pass whole rows")]
     Rows {
-        /// Input features.
+        /// The number of input features, K.
         k: usize,
         /// The number of values found.
         found: usize,
@@ -37,7 +37,7 @@ pub enum QuantError {
         /// The batch, counted over all batches added.
         batch: usize,
     },
-    /// The device did not return the second moments.
+    /// A tensor, such as the second moments, cannot be read from the device.
     #[error("the second moments of the layer's inputs cannot be read from the device: {reason}")]
     Read {
         /// The cause.
@@ -46,9 +46,9 @@ pub enum QuantError {
     /// The weight does not have K * N values.
     #[error("a weight of K = {k} by N = {n} has {found} values; it must have {}", k * n)]
     Shape {
-        /// Input features of the Hessian.
+        /// The number of input features, K.
         k: usize,
-        /// Output features.
+        /// The number of output features, N.
         n: usize,
         /// The number of values found.
         found: usize,
@@ -58,7 +58,7 @@ pub enum QuantError {
         "the Hessian of K = {k} has no factor with {damping:e} of its mean diagonal added; it has values that are no numbers, or overflow"
     )]
     NoFactor {
-        /// Input features.
+        /// The number of input features, K.
         k: usize,
         /// The largest damping that was tried.
         damping: f64,

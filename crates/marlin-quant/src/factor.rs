@@ -8,9 +8,9 @@ pub(crate) const ATTEMPTS: i32 = 8;
 
 /// The upper triangular `U` [K, K] with `H⁻¹ = Uᵀ U`, for a Hessian with reordered features.
 ///
-/// Row `i` of `U` gives the effect of an error of feature `i` on each later feature `j`: it changes
-/// by `error * U[i][j] / U[i][i]`, and the least squared error that then remains is `(error /
-/// U[i][i])²`.
+/// Row `i` of `U` gives the effect of an error of feature `i` on each later feature `j`. The weight
+/// of feature `j` changes by `error * U[i][j] / U[i][i]`, and the smallest squared error that then
+/// remains is `(error / U[i][i])²`.
 pub(crate) struct InverseFactor {
     features: usize,
     rows: Vec<f32>,
@@ -20,9 +20,10 @@ pub(crate) struct InverseFactor {
 }
 
 impl InverseFactor {
-    /// Factors the Hessian with its features in `order`. The part `damping` of the diagonal's mean
-    /// is added to the diagonal, and ten times as much after each failed attempt. Features that are
-    /// always zero are treated as independent of the others.
+    /// Factorises the Hessian with its features in `order`. The part `damping` of the diagonal's
+    /// mean is added to the diagonal, and ten times as much after each failed attempt. Features
+    /// that are always zero are not counted in the mean, and are treated as independent of the
+    /// others.
     pub fn new(hessian: &Hessian, order: &[usize], damping: f64) -> Result<Self, QuantError> {
         let k = order.len();
         let diagonal = hessian.diagonal();
@@ -114,8 +115,8 @@ pub(crate) fn upper_factor(
         let root = square.sqrt();
         row_j[j] = root;
         let tail = &row_j[j + 1..];
-        // A task for few rows costs more than it saves: the blocks of the device's factorisation
-        // are factored by one thread.
+        // A task for few rows costs more time than it saves, so one thread factorises each block of
+        // the device's factorisation.
         above
             .par_chunks_exact_mut(k)
             .enumerate()

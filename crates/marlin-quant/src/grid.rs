@@ -3,8 +3,8 @@
 use crate::QuantError;
 use marlin_format::{FormatError, PlainWeight, QuantSpec, Sparsity};
 
-/// The number of shrunken ranges that a search tries: the whole range, and 99 to 25 hundredths of
-/// it.
+/// The number of ranges that a search tries: the whole range, and 99 to 25 hundredths of the whole
+/// range.
 pub const SHRINKS: usize = 76;
 
 /// Returns the part of the whole range that step `index` of a search covers.
@@ -113,14 +113,14 @@ pub(crate) fn expect_weight(weight: &[f32], k: usize, n: usize) -> Result<(), Qu
     Ok(())
 }
 
-/// Returns the range of the values and 0.
+/// Returns the smallest range that includes all values and 0.
 pub(crate) fn range(values: impl Iterator<Item = f32>) -> [f32; 2] {
     values.fold([0.0, 0.0], |[low, high], value| {
         [low.min(value), high.max(value)]
     })
 }
 
-/// Returns the weight in 2:4 form if `sparsity` asks for it, or if the weight already is 2:4.
+/// Returns the weight in 2:4 form if `sparsity` is 2:4, or if the weight is already 2:4.
 pub(crate) fn in_form(weight: PlainWeight, sparsity: Sparsity) -> Result<PlainWeight, QuantError> {
     Ok(match sparsity {
         Sparsity::Dense => weight.as_found(),
@@ -128,14 +128,14 @@ pub(crate) fn in_form(weight: PlainWeight, sparsity: Sparsity) -> Result<PlainWe
     })
 }
 
-/// Returns true if a column of a weight [K, N] is 2:4: two of every four rows are zero.
+/// Returns true if any column of a weight [K, N] is 2:4: at least two of every four rows are zero.
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) fn has_two_four(weight: &[f32], n: usize) -> bool {
     weight.len().is_multiple_of(4 * n)
         && (0..n).any(|column| is_two_four(|row| weight[row * n + column] == 0.0, weight.len() / n))
 }
 
-/// Returns true if two of every four of K rows are zero.
+/// Returns true if K is a multiple of 4 and at least two of every four rows are zero.
 pub(crate) fn is_two_four(is_zero: impl Fn(usize) -> bool, k: usize) -> bool {
     k.is_multiple_of(4)
         && (0..k)

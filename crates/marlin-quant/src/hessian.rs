@@ -18,14 +18,14 @@ const CHECKED_AT_ONCE: usize = 16;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hessian {
     features: usize,
-    /// Row-major; only the upper triangle is kept up to date.
+    /// The sums [K, K], row-major; only the upper triangle is computed.
     sum: Vec<f64>,
     tokens: usize,
 }
 
 impl Hessian {
-    /// Creates an empty Hessian for a layer of `features` input features. It takes 8 bytes for each
-    /// pair of features.
+    /// Creates an empty Hessian for a layer of `features` input features. The Hessian takes 8 bytes
+    /// for each pair of features.
     pub fn new(features: usize) -> Self {
         Self {
             features,
@@ -71,12 +71,12 @@ impl Hessian {
         Ok(())
     }
 
-    /// The number of input features, K.
+    /// Returns the number of input features, K.
     pub fn features(&self) -> usize {
         self.features
     }
 
-    /// The number of tokens added.
+    /// Returns the number of tokens added.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
@@ -103,7 +103,8 @@ impl Hessian {
     }
 }
 
-/// The sums of a [`Hessian`] on a device, in f32: batches of activations are multiplied there.
+/// The sums of a [`Hessian`] on a device, in f32. Batches of activations are multiplied on the
+/// device.
 #[derive(Debug, Clone)]
 pub struct HessianSums {
     /// The sum `xᵀ x`, [K, K].
@@ -115,13 +116,13 @@ pub struct HessianSums {
     unchecked: Vec<Tensor<1>>,
 }
 
-/// Products of activations `x` [tokens, K] with the difference between the layer and the same layer
-/// of the float model.
+/// The products of activations `x` [tokens, K] with the difference between a layer and the same
+/// layer of the float model.
 #[derive(Debug, Clone)]
 enum Drift {
     /// `xᵀ (x' - x)` [K, K], where `x'` are the float model's activations.
     Inputs(Tensor<2>),
-    /// `xᵀ r` [K, N], where `r` is the residual that the layer's outputs have to make up for.
+    /// `xᵀ r` [K, N], where `r` is the residual that the layer's outputs have to compensate for.
     Outputs(Tensor<2>),
 }
 
@@ -140,15 +141,15 @@ impl HessianSums {
         }
     }
 
-    /// Adds a batch of activations [tokens, K], of any float dtype: products of f16 and bf16 are
-    /// exact in f32, and so are those of tensor cores in TF32.
+    /// Adds a batch of activations [tokens, K], of any float dtype. Products of f16 or bf16 values
+    /// are exact in f32, and also on tensor cores in TF32.
     ///
     /// # Errors
     /// [`QuantError::NonFiniteBatch`] for one of the batches so far, and [`QuantError::Read`].
     /// Batches are checked sixteen at a time; the last ones are checked when the sums are used.
     ///
     /// # Panics
-    /// Panics if the activations have another K.
+    /// Panics if K of the activations differs from K of the sums.
     pub fn add(&mut self, activations: Tensor<2>) -> Result<(), QuantError> {
         self.unchecked
             .push(activations.clone().cast(FloatDType::F32).square().sum());
@@ -177,8 +178,8 @@ impl HessianSums {
         }
     }
 
-    /// [Adds](Self::add) activations together with those of the float model, `float` [tokens, K].
-    /// Either every batch has them, or none has.
+    /// Adds activations like [`add`](Self::add), together with the activations of the float model,
+    /// `float` [tokens, K]. Float activations are added either for every batch or for none.
     ///
     /// # Errors
     /// The errors of [`add`](Self::add).
@@ -202,11 +203,11 @@ impl HessianSums {
         Ok(())
     }
 
-    /// [Adds](Self::add) activations with `residual` [tokens, N]: the difference between the float
-    /// model's values and the outputs of the float weight for these activations. It is the
-    /// difference of the outputs and, if the outputs are added to hidden states, that of the hidden
-    /// states as well. For N below K this takes less work and memory than
-    /// [`add_beside`](Self::add_beside). Either every batch has a residual, or none has.
+    /// Adds activations like [`add`](Self::add), together with `residual` [tokens, N]: the outputs
+    /// of the float model minus the outputs of the float weight for these activations. If the
+    /// outputs are added to hidden states, the residual includes the difference of the hidden
+    /// states. For N below K, this takes less work and memory than
+    /// [`add_beside`](Self::add_beside). A residual is added either for every batch or for none.
     ///
     /// # Errors
     /// The errors of [`add`](Self::add).
@@ -229,17 +230,17 @@ impl HessianSums {
         Ok(())
     }
 
-    /// The number of input features, K.
+    /// Returns the number of input features, K.
     pub fn features(&self) -> usize {
         self.sum.dims()[0]
     }
 
-    /// The number of tokens added.
+    /// Returns the number of tokens added.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// The device of the sums.
+    /// Returns the device that holds the sums.
     pub fn device(&self) -> Device {
         self.sum.device()
     }
@@ -249,7 +250,7 @@ impl HessianSums {
         self.drift.is_some()
     }
 
-    /// The sums, [K, K].
+    /// Returns the sums, [K, K].
     pub(crate) fn sum(&self) -> Tensor<2> {
         self.sum.clone()
     }
@@ -267,8 +268,8 @@ impl HessianSums {
             .collect())
     }
 
-    /// Returns the sums for the same activations, and for those added beside them, with each
-    /// feature divided by its scale in `scales`, `[K]`.
+    /// Returns the sums for the same activations of both models, with each feature divided by its
+    /// scale in `scales`, `[K]`.
     ///
     /// # Panics
     /// Panics if there are not K scales.
@@ -294,9 +295,9 @@ impl HessianSums {
         }
     }
 
-    /// Returns columns of `xᵀ (x' - x) W` or `xᵀ r` [K, N], for a weight [K, N]: if `H` times a
-    /// change of the weight equals it, the changed weight has the outputs of the float model.
-    /// Returns `None` if the difference from the float model was not recorded.
+    /// Returns columns of `xᵀ (x' - x) W` or `xᵀ r` [K, N], for a weight `W` [K, N]. If `H` times a
+    /// change of the weight equals this matrix, the changed weight has the outputs nearest to those
+    /// of the float model. Returns `None` if the difference from the float model was not recorded.
     pub(crate) fn correction(&self, weight: Tensor<2>, columns: Range<usize>) -> Option<Tensor<2>> {
         Some(match self.drift.clone()? {
             Drift::Inputs(inputs) => product(inputs, weight.slice(s![.., columns])),

@@ -7,17 +7,18 @@
 //! | quantiser | what it does |
 //! |---|---|
 //! | [`round_with_clipping`] | rounds to nearest, with the scale of each group chosen among [`SHRINKS`] shrunken ranges by squared error; needs no data |
-//! | [`gptq`] | GPTQ (arXiv 2210.17323) as the Marlin paper modifies it (section 3.5): rows are rounded one after the other, and later rows take up the error of each; ranges are chosen by the error that remains after that |
+//! | [`gptq`] | GPTQ (arXiv 2210.17323) as the Marlin paper modifies it (section 3.5): rows are rounded one after the other, and later rows compensate for the error of each; ranges are chosen by the error that remains after that |
 //!
-//! [`awq_scales`] finds the scales of AWQ (arXiv 2306.00978), which make weights with large inputs
-//! larger, and so more exact, before one of these quantisers runs.
+//! [`awq_scales`] finds the scales of AWQ (arXiv 2306.00978), which enlarge the weights of large
+//! inputs before one of these quantisers runs, so that these weights are rounded more exactly.
 //!
 //! Both quantisers can prune to 2:4: [`round_with_clipping`] by magnitude, [`gptq`] as SparseGPT
-//! does (arXiv 2301.00774). They return a [`PlainWeight`](marlin_format::PlainWeight), from which
-//! every file format and device layout is made, and share one trait, [`Quantizer`].
+//! does (arXiv 2301.00774). Both produce a [`PlainWeight`](marlin_format::PlainWeight), which can
+//! be converted to every file format and device layout. [`Rounding`] and [`GptqOptions`] make them
+//! available through one trait, [`Quantizer`].
 //!
-//! [`GptqCalibrator`] quantises the linear layers of a whole Burn model with the inputs that they
-//! get for some batches.
+//! [`GptqCalibrator`] quantises the linear layers of a whole Burn model, calibrated with the inputs
+//! of the layers on some batches.
 //!
 //! ```
 //! use marlin_format::{GroupSize, QuantSpec};

@@ -1,4 +1,4 @@
-//! Matrix products with sums in f32. Factors in f32 are multiplied as exactly as the sums.
+//! Matrix products with sums in f32. Products of f32 factors are as exact as the sums.
 
 use std::ops::Range;
 

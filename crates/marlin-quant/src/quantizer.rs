@@ -5,10 +5,10 @@ use crate::{HessianSums, QuantError, round_with_clipping};
 use burn::tensor::{DType, Tensor, TensorData};
 use marlin_format::{PlainWeight, QuantSpec, Sparsity, quantize};
 
-/// A way to quantise the weight of a linear layer.
+/// A method of quantising the weight of a linear layer.
 pub trait Quantizer: Send + Sync {
     /// Quantises `weight` [K, N], row-major, for inputs with the second moments `sums`. A quantiser
-    /// that uses no calibration data ignores them.
+    /// that uses no calibration data ignores `sums`.
     ///
     /// # Errors
     /// The weight has another shape or values that are not finite, or the quantiser cannot quantise
@@ -64,15 +64,15 @@ pub(crate) fn read_and_quantize(
 pub struct Quantized {
     /// The weight.
     pub weight: PlainWeight,
-    /// The squared error that remains in a token's outputs, by output feature, `[N]`, if the
-    /// quantiser computes it.
+    /// The squared error that remains in each output feature of a token, `[N]`, averaged over
+    /// tokens; `None` if the quantiser does not compute the error.
     pub losses: Option<Vec<f64>>,
-    /// The damping: the part of the mean of the Hessian's diagonal that was added to the diagonal,
-    /// if a Hessian was used.
+    /// The damping: the part of the mean of the Hessian's diagonal that was added to the diagonal;
+    /// `None` if no Hessian was used.
     pub damping: Option<f64>,
     /// The number of input features that were zero in every token.
     pub dead: usize,
-    /// True if the layer saw too few tokens, and was rounded.
+    /// True if the layer was rounded because it had too few calibration tokens.
     pub fell_back: bool,
 }
 
@@ -89,7 +89,7 @@ impl Quantized {
     }
 }
 
-/// Rounding to nearest, with 2:4 sparsity after pruning by magnitude.
+/// A quantiser that rounds to nearest; for 2:4 sparsity, it prunes by magnitude first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rounding {
     /// The sparsity of the result; with 2:4, the weight is pruned before it is rounded.

@@ -48,7 +48,7 @@ fn output_error(weight: &[f32], quantized: &PlainWeight, hessian: &Hessian) -> f
     output_error_of(weight, &quantized.dequantize(), hessian)
 }
 
-/// The squared error of all outputs, from the definition.
+/// Returns the squared error of all outputs, computed from the definition.
 pub(crate) fn output_error_of(weight: &[f32], quantized: &[f32], hessian: &Hessian) -> f64 {
     let (k, n) = (hessian.features(), weight.len() / hessian.features());
     let errors: Vec<f64> = weight
@@ -188,7 +188,7 @@ fn dead_features_are_rounded_and_counted() {
             "row {row}, column {column}"
         );
     }
-    // A layer that saw no tokens.
+    // A layer without calibration tokens.
     let found = gptq(&weight, n, &Hessian::new(k), &spec, &GptqOptions::default()).unwrap();
     assert_eq!((found.dead, found.loss()), (k, 0.0));
 }
@@ -244,7 +244,7 @@ pub(crate) fn tensor(values: Vec<f32>, columns: usize) -> Tensor<2> {
 #[test]
 fn scales_have_the_sign_that_fits() {
     let (k, n) = (32, 2);
-    // Column 0 is 7 of 15 levels up to +8, column 1 its negative.
+    // Column 0 has values from -7 to +8, and column 1 has their negatives.
     let weight: Vec<f32> = (0..k)
         .flat_map(|row| [(row % 16) as f32 - 7.0, 7.0 - (row % 16) as f32])
         .collect();

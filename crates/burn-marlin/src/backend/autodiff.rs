@@ -20,7 +20,8 @@ use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 use marlin_format::WeightDescriptor;
 
-/// The product with a weight; the backward pass keeps the packed weight, never a float copy.
+/// The product of activations with a weight. The backward pass uses the packed weight, not a float
+/// copy kept from the forward pass.
 #[derive(Debug)]
 struct Linear;
 
@@ -51,7 +52,7 @@ impl<B: QuantBackend> Backward<B, 1> for Linear {
     }
 }
 
-/// A float weight with an adapter: a function of the adapter's two factors.
+/// The dequantisation of a weight with an adapter, as a function of the adapter's two factors.
 #[derive(Debug)]
 struct DequantizeAdapted;
 
@@ -75,7 +76,7 @@ impl<B: QuantBackend> Backward<B, 2> for DequantizeAdapted {
     }
 }
 
-/// Recomputes the float weight of [`DequantizeAdapted`].
+/// The recomputation of the float weight of [`DequantizeAdapted`] for the backward pass.
 #[derive(Debug)]
 struct DequantizeAdaptedAgain<B: QuantBackend> {
     weight: QuantTensors<B>,
@@ -111,7 +112,7 @@ impl<B: Backend + QuantBackend, C: CheckpointStrategy> QuantBackend for Autodiff
         bias: OptionalFloat<Self>,
     ) -> FloatTensor<Self> {
         let weight = inner::<B, C>(weight);
-        // A bias may be trained: it is added by an operation that has its own gradient.
+        // A bias may be trained, so it is added by a separate operation, which has a gradient.
         let (x, node) = x.into_parts();
         let y = match Linear.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(

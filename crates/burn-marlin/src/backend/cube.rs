@@ -123,8 +123,8 @@ fn kept_client(tensor: &CubeTensor) -> &'static Client {
 }
 
 impl Reading {
-    /// Waits for the copy and returns its bytes. The runtime chooses their memory: on CUDA, it is
-    /// memory that the device reads without a copy.
+    /// Waits for the copy and returns its bytes. The runtime allocates the memory of the bytes. On
+    /// CUDA, the device can read this memory without a copy.
     ///
     /// # Errors
     /// The device failed. Kernels run asynchronously, so their faults are reported here.
@@ -148,10 +148,10 @@ impl Drop for Reading {
     }
 }
 
-/// The problem of multiplying `m` rows of activations in a dtype with a weight.
+/// Returns the problem of multiplying `m` rows of activations in a dtype with a weight.
 ///
 /// # Errors
-/// A dtype that no kernel takes.
+/// [`KernelError::Dtype`] for a dtype that no kernel takes.
 pub fn weight_problem(
     weight: &WeightTensors<CubeTensor>,
     descriptor: &WeightDescriptor,
@@ -169,12 +169,12 @@ pub fn weight_problem(
         .with_scales(of(weight.scales.dtype, client)?))
 }
 
-/// Multiplies, adds the bias and applies the epilogue: x [.., K] to [.., N], with SwiGLU to [.., N
-/// / 2].
+/// Multiplies activations `x` [.., K] with a weight, adds the bias and applies the epilogue. The
+/// result is [.., N], or [.., N / 2] with SwiGLU.
 ///
 /// # Errors
-/// The errors of [`marlin_kernels::launch`], which include an epilogue that the plan computes after
-/// the matmul.
+/// The errors of [`marlin_kernels::launch`], which also refuses an epilogue that the plan computes
+/// after the matmul.
 pub fn launch_linear(
     x: CubeTensor,
     weight: WeightTensors<CubeTensor>,

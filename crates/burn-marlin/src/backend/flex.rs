@@ -1,4 +1,4 @@
-//! The operations on Burn's Flex backend: Rust on the CPU.
+//! The operations on Burn's Flex backend, which runs Rust code on the CPU.
 
 use super::pool::Pooled;
 use super::{
@@ -142,7 +142,9 @@ fn weight_problem(
 
 /// Runs a kernel on the memory of a weight's tensors.
 ///
-/// Backend operations have no way to return an error; user errors are checked before the operation.
+/// # Panics
+/// Panics if the kernel returns an error: backend operations have no way to return an error, and
+/// user errors are checked before the operation.
 fn with_host_weight<R>(
     weight: WeightTensors<FlexTensor>,
     kernel: impl FnOnce(HostWeight<'_>) -> Result<R, KernelError>,
@@ -158,12 +160,12 @@ fn with_host_weight<R>(
     kernel(host).unwrap_or_else(|error| panic!("host kernel refused: {error}"))
 }
 
-/// The bits of a contiguous i32 tensor, as u32 words.
+/// Returns the bits of a contiguous i32 tensor, as u32 words.
 fn words(tensor: &FlexTensor) -> &[u32] {
     bytemuck::cast_slice(tensor.storage::<i32>())
 }
 
-/// The values of a contiguous float tensor.
+/// Returns the values of a contiguous float tensor.
 pub fn stored(tensor: &FloatTensor<Flex>) -> Floats<'_> {
     match tensor.dtype() {
         DType::F16 => Floats::F16(tensor.storage()),
@@ -172,7 +174,7 @@ pub fn stored(tensor: &FloatTensor<Flex>) -> Floats<'_> {
     }
 }
 
-/// The values of a contiguous float tensor as f32.
+/// Returns the values of a contiguous float tensor as f32.
 pub fn to_f32(tensor: &FloatTensor<Flex>) -> Cow<'_, [f32]> {
     match stored(tensor) {
         Floats::F32(values) => Cow::Borrowed(values),

@@ -23,11 +23,11 @@ use burn::tensor::{DType, FloatDType, Shape};
 use marlin_format::{TensorDescriptor, WeightDescriptor, WeightTensors};
 use marlin_kernels::ActivationDtype;
 
-/// Name of the dequantise operation in a fusion stream.
+/// The name of the dequantise operation in a fusion stream.
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) const DEQUANTIZE: &str = "quant_dequantize";
 
-/// An optional integer tensor of a format.
+/// An integer tensor that a weight format may lack.
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub enum OptionalInt<B: Backend> {
@@ -53,7 +53,7 @@ impl<B: Backend> From<Option<IntTensor<B>>> for OptionalInt<B> {
     }
 }
 
-/// An optional float tensor of a layer.
+/// A float tensor that a layer may lack.
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub enum OptionalFloat<B: Backend> {
@@ -145,11 +145,11 @@ impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<Weigh
     }
 }
 
-/// The operations on a quantised weight that every backend has.
+/// The operations on quantised weights that a backend implements.
 ///
 /// Shapes and dtypes are checked by [`QuantizedWeight`](crate::QuantizedWeight) and
-/// [`QuantLinear`](crate::QuantLinear); backends assume them. A descriptor passes through fusion as
-/// [`WeightFormat::to_code`](marlin_format::WeightFormat::to_code).
+/// [`QuantLinear`](crate::QuantLinear); backends do not check them again. A descriptor passes
+/// through fusion as [`WeightFormat::to_code`](marlin_format::WeightFormat::to_code).
 #[backend_extension(
     Cube: cfg(feature = "cubecl-runtime"),
     Flex: cfg(feature = "flex"),
@@ -235,8 +235,8 @@ fn adapted_spec(
     dequantize_spec(weight, descriptor, dtype)
 }
 
-/// The implementation of [`QuantBackend::quant_dequantize_adapted`] that the computing backends
-/// share.
+/// Implements [`QuantBackend::quant_dequantize_adapted`] for the backends that compute: CubeCL and
+/// Flex.
 fn dequantize_adapted<B: QuantBackend>(
     weight: QuantTensors<B>,
     descriptor: WeightDescriptor,
@@ -274,7 +274,7 @@ fn repack_spec(
     }
 }
 
-/// The shape [.., N] of the output of activations [.., K].
+/// Returns the shape [.., N] of the output for activations of the shape `x`, [.., K].
 pub fn linear_shape(x: &Shape, n: usize) -> Shape {
     let mut shape = x.clone();
     if let Some(last) = shape.rank().checked_sub(1) {

@@ -11,21 +11,22 @@ use marlin_format::{PlainWeight, QuantSpec, WeightFormat};
 use marlin_kernels::ActivationDtype;
 use std::collections::{HashMap, HashSet};
 
-/// Attaches quantised weights to the selected parameters.
+/// A reparameteriser that attaches quantised weights to the selected parameters.
 pub(super) struct Attach<'a> {
     pub rules: &'a Rules,
     pub weights: Weights,
-    /// Returns the weight given for the layer at a path; with `None`, the layer is rounded.
+    /// The function that returns the weight for the layer at a path, or `None` to round the layer.
     pub given: &'a mut dyn FnMut(&str) -> Option<PlainWeight>,
     /// The path of each selected parameter, and its spec if it is already chosen.
     pub selected: HashMap<String, Option<QuantSpec>>,
-    /// Ids of more than one selected parameter: parameters with the same id may be one tensor.
+    /// The ids that several selected parameters have: parameters with the same id may share one
+    /// tensor.
     pub shared: HashSet<ParamId>,
     /// The weights made so far for the ids in `shared`, each with its plain form on the host.
     pub made: HashMap<ParamId, Vec<Made>>,
     /// The outcome for each parameter, by path.
     pub outcomes: HashMap<String, Outcome>,
-    /// The error of the first layer that failed; later layers stay as they are.
+    /// The error of the first layer that failed; later layers are unchanged.
     pub failed: Option<Error>,
 }
 
@@ -101,10 +102,12 @@ impl Attach<'_> {
         ))
     }
 
-    /// Rounds a layer; parameters that share a tensor before the conversion share a weight after
-    /// it. Returns the weight, the format that it was rounded to (even if the device holds it in
-    /// another), the path of the layer that it shares the weight with, and the number of groups
-    /// whose scales underflow.
+    /// Rounds a layer. Parameters that share a tensor before the conversion share a weight after
+    /// it.
+    ///
+    /// Returns the weight, the format to which it was rounded (the device may hold another format),
+    /// the path of the earlier layer that shares the weight, and the number of groups whose scales
+    /// underflow.
     fn round(
         &mut self,
         path: &str,

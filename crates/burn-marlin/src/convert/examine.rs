@@ -6,7 +6,7 @@ use burn::tensor::{ElementConversion, Tensor};
 use marlin_format::{QuantSpec, Sparsity};
 use std::collections::HashMap;
 
-/// Looks for weights that cannot be rounded, before any weight is rounded.
+/// A visitor that finds the first weight that cannot be rounded, before any weight is rounded.
 pub(super) struct Examine<'a> {
     specs: HashMap<&'a str, QuantSpec>,
     path: Vec<String>,
@@ -58,7 +58,7 @@ impl ModuleVisitor for Examine<'_> {
             return;
         }
         let dims = weight.dims();
-        // Rounding on the host finds the position of the value.
+        // Rounding on the host returns an error with the position of the value.
         self.failed = QuantizedWeight::round(
             weight.reshape([dims[0], dims[D - 1]]),
             &spec,

@@ -18,10 +18,10 @@ const CONFIG_FILE: &str = "config.json";
 const WEIGHT: &str = ".weight";
 
 impl WeightQuantizer {
-    /// Writes a converted model as a folder in compressed-tensors' pack-quantized form:
+    /// Writes a converted model to a folder in the pack-quantized format of compressed-tensors:
     /// `model.safetensors`, and a `config.json` that records in its `quantization_config` how each
-    /// layer is quantised. [`load`](Self::load) reads the folder; so do transformers and vLLM if
-    /// the fields of the model's own config are added.
+    /// layer is quantised. [`load`](Self::load) reads the folder. Transformers and vLLM also read
+    /// it if the fields of the model's own config are added to `config.json`.
     ///
     /// Quantised weights, including those of [`QuantLinear`](crate::QuantLinear), are written bit
     /// for bit. Every other parameter is written in its dtype and in PyTorch's form: weights of
@@ -43,7 +43,7 @@ impl WeightQuantizer {
     /// # Errors
     /// Returns an [`ExportError`] for a folder that is not empty, adapters that are not merged, a
     /// dtype that files do not hold, names that clash, or the name of a quantised layer that does
-    /// not end in `.weight`. Nothing is left behind.
+    /// not end in `.weight`. On an error, nothing is written to `dir`.
     pub fn export<M: Module>(
         model: &M,
         dir: impl AsRef<Path>,
@@ -77,7 +77,7 @@ impl WeightQuantizer {
     }
 }
 
-/// Returns the `config.json` of a folder with these layers.
+/// Returns the contents of `config.json` for a folder with these parameters.
 fn config(entries: &[Entry]) -> Result<serde_json::Value, marlin_format::checkpoint::ConfigError> {
     let mut groups: Vec<(QuantSpec, bool, Vec<String>)> = Vec::new();
     let mut ignored = Vec::new();
@@ -136,7 +136,7 @@ enum Value {
         dtype: DType,
         /// The shape of the tensor in the file.
         shape: Shape,
-        /// True if it is the weight of a linear layer.
+        /// True if the tensor is the weight of a linear layer.
         linear: bool,
         read: Box<dyn Fn() -> Result<TensorData, String>>,
     },
@@ -159,7 +159,7 @@ impl Entry {
         Ok(Self { name, ..self })
     }
 
-    /// The specs of the entry's tensors in the file.
+    /// Returns the specs of the entry's tensors in the file.
     fn specs(&self) -> Result<Vec<TensorSpec>, ExportError> {
         match &self.value {
             Value::Quantized(weight) => {
@@ -208,7 +208,7 @@ impl Entry {
 
 #[derive(Default)]
 struct Visitor {
-    /// Name and container of every module entered.
+    /// The name and container of every module entered.
     stack: Vec<(String, String)>,
     entries: Vec<Entry>,
     /// The previous parameter. If a quantised weight is attached to it, that weight is visited
@@ -273,7 +273,7 @@ impl Visitor {
         }));
     }
 
-    /// Begins a quantised weight; the top of the stack is its first tensor.
+    /// Begins a quantised weight. The top of the stack is the first tensor of the weight.
     fn begin_weight(&mut self, weight: QuantizedWeight) {
         let mut depth = self.stack.len().saturating_sub(1);
         if self.stack[..depth]

@@ -1,7 +1,7 @@
 use burn::tensor::DType;
 use marlin_format::checkpoint::CheckpointError;
 
-/// A model that cannot be written as a checkpoint.
+/// The reason why a model cannot be exported as a checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -23,7 +23,7 @@ pub enum ExportError {
     Name {
         /// Path of the parameter in the model.
         path: String,
-        /// Its name after the key map.
+        /// The name of the parameter after the key map.
         name: String,
     },
     /// A parameter has a dtype that safetensors files do not hold.
@@ -31,10 +31,10 @@ pub enum ExportError {
     Dtype {
         /// Path of the parameter in the model.
         path: String,
-        /// Its dtype.
+        /// The dtype of the parameter.
         found: DType,
     },
-    /// A quantised weight that could not be read back.
+    /// A quantised weight could not be read from the device.
     #[error("the quantised weight `{path}`")]
     Weight {
         /// Path of the parameter in the model.
@@ -42,7 +42,7 @@ pub enum ExportError {
         /// The cause.
         source: crate::Error,
     },
-    /// A tensor that could not be read back.
+    /// A tensor could not be read from the device.
     #[error("`{path}` cannot be read from the device: {reason}")]
     Read {
         /// Path of the parameter in the model.

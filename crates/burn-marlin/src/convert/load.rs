@@ -17,9 +17,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 impl WeightQuantizer {
-    /// Loads a checkpoint into an unmodified model: quantised layers go into its `Linear`s, which
-    /// then multiply with the packed weights; float tensors go into all other parameters. A
-    /// [`QuantLinear`](crate::QuantLinear) also takes a quantised layer, in any format.
+    /// Loads a checkpoint into an unmodified model. Quantised layers are loaded into `Linear`s,
+    /// which then multiply with the packed weights; float tensors are loaded into all other
+    /// parameters. A [`QuantLinear`](crate::QuantLinear) also takes a quantised layer, in any
+    /// format.
     ///
     /// `path` is a Hugging Face folder, or one safetensors file in such a folder. The folder's
     /// configs determine the format of each layer: GPTQ, AWQ, compressed-tensors, AutoRound, Marlin
@@ -27,15 +28,15 @@ impl WeightQuantizer {
     /// and parameters of the model that were not yet used are never initialised.
     ///
     /// `keys` renames tensors of the files to parameters of the model, as in Burn's own stores: a
-    /// remapper that loads the float model from safetensors also loads the quantised ones. A
+    /// remapper that loads the float model from safetensors also loads its quantised checkpoints. A
     /// quantised layer has the name of its float weight, such as
     /// `encoder.layer.0.output.dense.weight`.
     ///
     /// - As in Burn's `PyTorchToBurnAdapter`, weights of `Linear` are transposed, and `weight` and
-    ///   `bias` of norms go into `gamma` and `beta`.
+    ///   `bias` of norms are loaded into `gamma` and `beta`.
     /// - Variants of enums are not part of a name. Every type named `Linear` is treated as Burn's.
-    /// - Every parameter keeps its dtype and device; float tensors are converted to it.
-    /// - Tensors that no parameter takes are listed in [`Report::unused`].
+    /// - Every parameter keeps its dtype and device; float tensors are converted to that dtype.
+    /// - Tensors for which the model has no parameter are listed in [`Report::unused`].
     ///
     /// ```no_run
     /// use burn::nn::transformer::TransformerEncoderConfig;
@@ -69,8 +70,8 @@ impl WeightQuantizer {
         Self::load_with(model, path, &LoadOptions::new(keys.clone()))
     }
 
-    /// Loads a checkpoint as [`load`](Self::load) does, with options. For example, the checkpoint
-    /// need not hold every parameter of the model.
+    /// Loads a checkpoint like [`load`](Self::load), with options. For example, the options can
+    /// allow that the checkpoint does not hold every parameter of the model.
     ///
     /// # Errors
     /// The errors of [`load`](Self::load), and [`LoadError::Pattern`].
@@ -176,7 +177,7 @@ impl WeightQuantizer {
     }
 }
 
-/// The parts of a checkpoint, by the names that the key map gives them.
+/// Returns the tensors and layers of a checkpoint, by the names that the key map gives them.
 fn sources(
     checkpoint: &Checkpoint,
     quantization: Option<&Quantization>,
@@ -202,7 +203,7 @@ fn sources(
     Ok(sources)
 }
 
-/// Reads a quantised layer and puts it on its parameter's device.
+/// Reads a quantised layer from a checkpoint to the device of its parameter.
 fn quantized(
     checkpoint: &Checkpoint,
     place: &Place,
@@ -248,7 +249,7 @@ fn quantized(
     ))
 }
 
-/// Checks that a tensor can go into a parameter.
+/// Checks that the kind and shape of a tensor fit its parameter.
 fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<(), LoadError> {
     let view = checkpoint.tensor(name)?;
     let (tensor, file, path) = (name.to_owned(), view.path().to_owned(), place.path.clone());
@@ -283,8 +284,8 @@ fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<()
     Ok(())
 }
 
-/// Loads tensors of a checkpoint into parameters, and replaces quantised weights with quantised
-/// layers of the checkpoint.
+/// A mapper that loads tensors of a checkpoint into parameters, and replaces quantised weights with
+/// quantised layers of the checkpoint.
 struct Load<'a> {
     checkpoint: &'a Checkpoint,
     /// The tensor name and the place of each parameter, by path.
@@ -311,15 +312,15 @@ impl<'a> Load<'a> {
         let Some((name, place)) = self.tensors.remove(&self.path.join(".")) else {
             return param;
         };
-        // The tensor and its dtype were found when the tensor was checked.
+        // `check_tensor` has already found the tensor and its dtype.
         let Ok(view) = self.checkpoint.tensor(&name) else {
             return param;
         };
         let Some(dtype) = burn_dtype(view.dtype()) else {
             return param;
         };
-        // A record in column layout holds the weight as the file does. In row layout it is
-        // transposed in memory: a matmul with a transposed view is slower.
+        // A record in column layout holds the weight as the file does. For row layout, the weight
+        // is transposed in memory, because a matmul with a transposed view is slower.
         let transposed = if place.linear && !place.column_layout {
             view.transposed_bytes().ok()
         } else {
@@ -368,7 +369,7 @@ impl ModuleMapper for Load<'_> {
     }
 }
 
-/// Attaches the quantised weights to the parameters at their paths.
+/// A reparameteriser that attaches quantised weights to the parameters at their paths.
 struct Attach {
     /// The weight and the dtype of each parameter, by path.
     layers: HashMap<String, (QuantizedWeight, DType)>,

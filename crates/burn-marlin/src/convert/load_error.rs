@@ -20,7 +20,7 @@ pub enum LoadError {
         /// The names under which the parameters were looked up: their paths in the model, without
         /// the variants of enums and with PyTorch's `weight` and `bias` for norms.
         missing: Vec<String>,
-        /// Names of the checkpoint, after the key map, that no parameter has.
+        /// The names in the checkpoint, after the key map, that match no parameter.
         unused: Vec<String>,
     },
     /// The key map gives two tensors or layers the same name.
@@ -32,10 +32,10 @@ pub enum LoadError {
         first: String,
         /// The second tensor or layer, as named in the files.
         second: String,
-        /// Their name after the key map.
+        /// The name of both tensors or layers after the key map.
         name: String,
     },
-    /// A tensor or layer has another shape than its parameter.
+    /// The shape of a tensor or layer differs from the shape that its parameter needs.
     #[error(
         "`{tensor}` in {} has shape {found:?}; `{path}` of the model needs {expected:?}: build the model with the sizes of the checkpoint's config",
         file.display()
@@ -43,7 +43,7 @@ pub enum LoadError {
     Shape {
         /// The tensor or layer, as named in the files.
         tensor: String,
-        /// The file it is in.
+        /// The file that contains the tensor or layer.
         file: PathBuf,
         /// Path of the parameter in the model.
         path: String,
@@ -57,7 +57,7 @@ pub enum LoadError {
     Dtype {
         /// The tensor, as named in the files.
         tensor: String,
-        /// The file it is in.
+        /// The file that contains the tensor or layer.
         file: PathBuf,
         /// Path of the parameter in the model.
         path: String,
@@ -91,7 +91,7 @@ pub enum LoadError {
     NotQuantized {
         /// The tensor, as named in the files.
         tensor: String,
-        /// The file it is in.
+        /// The file that contains the tensor or layer.
         file: PathBuf,
         /// Path of the weight in the model.
         path: String,
@@ -118,7 +118,8 @@ fn first(names: &[String]) -> &str {
     names.first().map_or("", String::as_str)
 }
 
-/// Describes the unused names, one of which may have been meant.
+/// Describes the unused names of the checkpoint, since one of them may belong to a missing
+/// parameter.
 fn candidates(unused: &[String]) -> String {
     match unused {
         [] => String::new(),

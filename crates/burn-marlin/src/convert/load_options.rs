@@ -28,9 +28,10 @@ impl LoadOptions {
         }
     }
 
-    /// Allows the checkpoint to have no tensor for parameters whose path matches this or another
-    /// such pattern; these parameters stay as they are. A pattern is a regular expression, searched
-    /// anywhere in the path. [`Report::missing`](super::Report::missing) lists the parameters.
+    /// Allows the checkpoint to have no tensor for parameters whose path matches `pattern` or
+    /// another such pattern; these parameters are unchanged. A pattern is a regular expression,
+    /// searched anywhere in the path. [`Report::missing`](super::Report::missing) lists the
+    /// parameters.
     pub fn allow_missing(mut self, pattern: impl Into<String>) -> Self {
         self.missing.push(pattern.into());
         self
@@ -68,7 +69,7 @@ impl Optional {
         })
     }
 
-    /// The patterns that have matched no parameter.
+    /// Returns the patterns that have matched no parameter.
     pub fn unmatched(self) -> Vec<String> {
         self.0
             .into_iter()

@@ -1,4 +1,5 @@
-//! One call that turns an unmodified Burn model into a W4A16 or W8A16 model.
+//! Conversion of unmodified Burn models to W4A16 or W8A16 models, and loading and export of
+//! checkpoints.
 
 mod attach;
 mod examine;
@@ -30,29 +31,29 @@ use rules::{Choice, Rules};
 use std::collections::{HashMap, HashSet};
 use survey::{Candidate, Survey, Types, survey};
 
-/// Converts a model: every `Linear` that the patterns select gets a quantised weight, everything
-/// else stays as it is.
+/// A builder for the conversion of a model. Every `Linear` that the patterns select gets a
+/// quantised weight; the rest of the model is unchanged.
 ///
 /// The spec sets the bits of a weight: 4 with [`QuantSpec::int4`], 8 with [`QuantSpec::int8`],
 /// which makes W8A16 layers.
 ///
-/// The model's type does not change. Each converted weight keeps its place and shape, but the
-/// tensor behind it is a placeholder: a single NaN, expanded to [K, N]. The quantised weight is
-/// attached to it as a reparameterisation. Call [`install`](crate::install) at the start of the
-/// program, so that on CubeCL devices matmuls read the packed weight directly.
+/// The model's type does not change. Each converted weight keeps its path and shape, but its tensor
+/// is a placeholder: a single NaN, expanded to [K, N]. The quantised weight is attached to the
+/// parameter as a reparameterisation. Call [`install`](crate::install) at the start of the program,
+/// so that on CubeCL devices matmuls read the packed weight directly.
 ///
 /// Patterns are regular expressions, searched anywhere in a parameter's path
 /// (`layers.0.attention.query.weight`).
 ///
 /// - `layer.weight.val()` is the dequantised weight. **Code that reads the parameter without
 ///   `val()` reads the placeholder**: `weight.to_data()`, `into_value()`, `weight.map(..)` on the
-///   parameter itself, visitors and mappers. The placeholder is NaN, so that no result computed
-///   from it looks right.
-/// - A record of the converted model holds the quantised weights. To load it, first convert a
-///   freshly initialised model in the same way, or make one with [`unloaded`](Self::unloaded). A
-///   model that has been used (run, shown, given to `apply_lora`) must first pass through
-///   [`reset_placeholders`]: otherwise Burn refuses the record ("expected [128, 256] but record has
-///   [1, 1]").
+///   parameter itself, visitors and mappers. The placeholder is NaN, so that a result computed from
+///   it is visibly wrong.
+/// - A record of the converted model holds the quantised weights. To load such a record, first
+///   convert a freshly initialised model in the same way, or create a model with
+///   [`unloaded`](Self::unloaded). A model that has been used (run, printed, passed to
+///   `apply_lora`) must first pass through [`reset_placeholders`]: otherwise Burn refuses the
+///   record ("expected [128, 256] but record has [1, 1]").
 /// - A float checkpoint that is loaded into a converted model is refused, or rounded if the model
 ///   has been used.
 /// - A cast, or a move to another *backend* (Flex to CUDA, for example) after the first use, turns
@@ -79,18 +80,18 @@ pub struct WeightQuantizer {
     strict: bool,
 }
 
-/// A layer that a conversion would convert.
+/// A layer that is selected for conversion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SelectedLayer {
-    /// Path of its weight in the model, such as `layers.0.attention.query.weight`.
+    /// The path of the layer's weight in the model, such as `layers.0.attention.query.weight`.
     pub path: String,
-    /// The id of that parameter; parameters with the same id may be one tensor.
+    /// The id of the weight's parameter; parameters with the same id may share one tensor.
     pub id: ParamId,
-    /// Input features.
+    /// The number of input features, K.
     pub k: usize,
-    /// Output features.
+    /// The number of output features, N.
     pub n: usize,
-    /// The format to convert it to.
+    /// The format of the converted weight.
     pub format: WeightFormat,
 }
 
@@ -104,7 +105,7 @@ enum Weights {
 }
 
 impl WeightQuantizer {
-    /// Converts every `Linear` to `spec`.
+    /// Creates a quantiser that converts every `Linear` to `spec`.
     pub fn new(spec: QuantSpec) -> Self {
         Self {
             spec,
@@ -117,7 +118,7 @@ impl WeightQuantizer {
         }
     }
 
-    /// Converts only layers whose path matches this or another included pattern.
+    /// Restricts the conversion to layers whose path matches `pattern` or another included pattern.
     pub fn include(mut self, pattern: impl Into<String>) -> Self {
         self.include.push(pattern.into());
         self
@@ -129,8 +130,8 @@ impl WeightQuantizer {
         self
     }
 
-    /// Converts layers whose path matches `pattern` to another spec. If several such patterns
-    /// match, the first one applies.
+    /// Converts layers whose path matches `pattern` to `spec` instead of the default spec. If
+    /// several such patterns match, the first one applies.
     pub fn with_spec(mut self, pattern: impl Into<String>, spec: QuantSpec) -> Self {
         self.specs.push((pattern.into(), spec));
         self
@@ -138,19 +139,19 @@ impl WeightQuantizer {
 
     /// Prunes every converted layer to 2:4 sparsity before it is rounded: in every four input
     /// features of an output feature, the two weights with the largest magnitude are kept. A layer
-    /// that is already 2:4 keeps its weights, so a model that was fine-tuned with a fixed mask
-    /// loses nothing more.
+    /// that is already 2:4 keeps its weights, so a model that was fine-tuned with a fixed mask is
+    /// not pruned further.
     ///
     /// On NVIDIA cards the sparse tensor cores multiply the kept values, which are stored in three
-    /// quarters of the bytes; other devices hold the weights dense. K must be a multiple of 4:
-    /// other layers are skipped.
+    /// quarters of the bytes of a dense weight; other devices hold the weights dense. K must be a
+    /// multiple of 4: other layers are skipped.
     pub fn sparse24(mut self) -> Self {
         self.sparsity = Sparsity::TwoFour;
         self
     }
 
     /// Also converts layers of type `T`, which must have a field `weight` [K, N] and multiply
-    /// activations [.., K] with it, as Burn's `Linear` does. Types are distinguished only by name,
+    /// activations [.., K] with it, as Burn's `Linear` does. Types are identified only by name,
     /// without their path.
     pub fn also<T: Module>(mut self) -> Self {
         let name = std::any::type_name::<T>();
@@ -160,26 +161,27 @@ impl WeightQuantizer {
         self
     }
 
-    /// Makes it an error if a linear layer that the patterns select cannot be converted, or if a
-    /// pattern matches no linear layer.
+    /// Makes the conversion fail if a linear layer that the patterns select cannot be converted, or
+    /// if a pattern matches no linear layer.
     pub fn strict(mut self) -> Self {
         self.strict = true;
         self
     }
 
-    /// Converts the model and reports every layer. The float values of each layer are freed before
-    /// the next is rounded.
+    /// Converts a model, and returns it with a report of every layer. The float values of each
+    /// layer are freed before the next layer is rounded.
     ///
     /// # Errors
     /// A pattern is not a valid regular expression, or a weight has values that are not finite;
-    /// with [`strict`](Self::strict), also its conditions. The error returns the model.
+    /// with [`strict`](Self::strict), also the conditions described there. The error contains the
+    /// model.
     pub fn quantize<M: Module>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Rounded, &mut |_| None)
     }
 
-    /// Converts as [`quantize`](Self::quantize) does, with weights that were quantised by other
-    /// means: `weights` is called with the path of each [selected](Self::select) layer, and a layer
-    /// for which it returns `None` is rounded.
+    /// Converts a model like [`quantize`](Self::quantize), with weights that are already quantised.
+    /// `weights` is called with the path of each [selected](Self::select) layer; if it returns
+    /// `None`, the layer is rounded.
     ///
     /// # Errors
     /// The errors of [`quantize`](Self::quantize), and [`Error::WeightShape`].
@@ -234,12 +236,12 @@ impl WeightQuantizer {
     }
 
     /// Converts a model without reading its weights, so that the record of a converted model can be
-    /// loaded into it. Its outputs are NaN until then.
+    /// loaded. The outputs are NaN until then.
     ///
     /// The record determines each layer's format.
     ///
     /// # Errors
-    /// The errors of [`quantize`](Self::quantize), except those for values.
+    /// The errors of [`quantize`](Self::quantize), except the error for values that are not finite.
     pub fn unloaded<M: Module>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Unloaded, &mut |_| None)
     }
@@ -330,7 +332,7 @@ impl WeightQuantizer {
         }
     }
 
-    /// Chooses the outcome for each candidate, before anything is changed.
+    /// Chooses the outcome for each candidate, before the model is changed.
     fn choose<M: Module>(
         &self,
         rules: &Rules,
@@ -386,7 +388,8 @@ impl WeightQuantizer {
         self.refused(skipped, &report.unmatched)
     }
 
-    /// Returns the error for the layers and patterns that a strict conversion does not accept.
+    /// Returns the error of a strict conversion for the skipped layers `left` and the patterns
+    /// `unmatched`; `None` if the conversion accepts them.
     fn refused(
         &self,
         skipped: impl Iterator<Item = (String, SkipReason)>,

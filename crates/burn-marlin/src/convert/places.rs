@@ -22,17 +22,18 @@ pub(super) enum Kind {
 /// A parameter of a model.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
-    /// Its path, such as `layers.0.attention.query.weight`, with the variants of enums.
+    /// The path of the parameter, such as `layers.0.attention.query.weight`, with the variants of
+    /// enums.
     pub path: String,
     /// The path as PyTorch writes it: without the variants of enums, and with `weight` and `bias`
     /// for Burn's `gamma` and `beta` of norms.
     pub name: String,
     pub kind: Kind,
-    /// Shape of the value; [K, N] for a linear layer's weight, quantised or not.
+    /// The shape of the value; [K, N] for a linear layer's weight, quantised or not.
     pub shape: Vec<usize>,
-    /// True if it is the weight of Burn's `Linear`: files hold it as [N, K].
+    /// True if the parameter is the weight of Burn's `Linear`, which files store as [N, K].
     pub linear: bool,
-    /// True if records hold it transposed (`LinearLayout::Col`).
+    /// True if records store the parameter transposed (`LinearLayout::Col`).
     pub column_layout: bool,
     /// True if a reparameterisation is attached: LoRA, or a quantised weight.
     pub reparameterized: bool,
@@ -43,7 +44,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The parameter's shape in a file.
+    /// Returns the shape of the parameter in a file.
     pub fn file_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if self.linear || self.kind == Kind::Quantized {
@@ -78,10 +79,11 @@ pub(super) fn remapped(keys: &KeyRemapper, name: &str) -> String {
         })
 }
 
-/// Name and container of every module that a visitor has entered, the parameter last.
+/// The name and container of every module that a visitor has entered; the last entry is the
+/// parameter.
 type Stack = [(String, String)];
 
-/// The path of a parameter, with the variants of enums.
+/// Returns the path of a parameter, with the variants of enums.
 pub(super) fn path(stack: &Stack) -> String {
     stack
         .iter()
@@ -90,7 +92,7 @@ pub(super) fn path(stack: &Stack) -> String {
         .join(".")
 }
 
-/// The path of a parameter as PyTorch writes it.
+/// Returns the path of a parameter as PyTorch writes it.
 pub(super) fn pytorch_name(stack: &Stack) -> String {
     let mut names: Vec<&str> = stack
         .iter()
@@ -158,10 +160,11 @@ pub(super) fn file_dtype(dtype: DType) -> Option<Dtype> {
 
 #[derive(Default)]
 struct Visitor {
-    /// Name and container of every module entered.
+    /// The name and container of every module entered.
     stack: Vec<(String, String)>,
     places: Vec<Place>,
-    /// The number of reparameterisations entered: tensors inside them are not the model's own.
+    /// The number of reparameterisations entered. Tensors inside a reparameterisation are not
+    /// parameters of the model.
     inside: usize,
     /// The depth of the stack at which the current quantised weight began, while its tensors are
     /// visited.
@@ -212,7 +215,7 @@ impl Visitor {
         });
     }
 
-    /// Adds a quantised weight; the top of the stack is its first tensor.
+    /// Adds a quantised weight. The top of the stack is the first tensor of the weight.
     fn add_weight(&mut self, weight: &QuantizedWeight) {
         let depth = self.stack.len().saturating_sub(1);
         self.weight = Some(depth);
@@ -278,11 +281,11 @@ impl ModuleVisitor for Visitor {
     }
 }
 
-/// Finds the weights that records hold transposed. The layout shows only when a tensor is loaded
-/// into the parameter.
+/// A visitor that finds the weights that records store transposed. The layout of a weight is
+/// visible only when a tensor is loaded into its parameter.
 struct Layouts<'a> {
     path: Vec<String>,
-    /// Weights of linear layers, by their paths.
+    /// The weights of linear layers, by path.
     linear: HashMap<String, &'a mut Place>,
 }
 

@@ -13,12 +13,12 @@ use std::fmt;
 /// the full report to programs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
-    /// Every parameter of two dimensions or more, in the model's order.
+    /// Every float or quantised parameter with two or more dimensions, in the model's order.
     pub layers: Vec<LayerReport>,
-    /// Patterns that match no linear layer; for patterns of [`LoadOptions`](super::LoadOptions), no
-    /// parameter.
+    /// The patterns that match no linear layer; for patterns of
+    /// [`LoadOptions`](super::LoadOptions), those that match no parameter.
     pub unmatched: Vec<String>,
-    /// Bytes of all float parameters before the conversion.
+    /// The size in bytes of all float parameters before the conversion.
     pub model_bytes: usize,
     /// Paths of parameters for which a [loaded](crate::WeightQuantizer::load_with) checkpoint has
     /// no tensor; they keep their values.
@@ -29,7 +29,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The number of linear layers that now have a quantised weight.
+    /// Returns the number of linear layers that now have a quantised weight.
     pub fn quantized(&self) -> usize {
         self.layers
             .iter()
@@ -42,7 +42,7 @@ impl Report {
         self.linear().count() - self.quantized()
     }
 
-    /// Returns the layers with weights too small for the dtype of their scales.
+    /// Returns the layers with groups whose scales are too small for the scale dtype.
     pub fn underflowing(&self) -> impl Iterator<Item = &LayerReport> {
         self.layers.iter().filter(|layer| {
             matches!(
@@ -62,8 +62,8 @@ impl Report {
             .filter(|layer| layer.outcome != Outcome::Skipped(SkipReason::NotLinear))
     }
 
-    /// Bytes of the converted layers' weights before and after the conversion; weights that layers
-    /// share count once.
+    /// Returns the size in bytes of the converted layers' weights, before and after the conversion.
+    /// A weight that layers share counts once.
     pub fn converted_bytes(&self) -> [usize; 2] {
         self.layers
             .iter()
@@ -77,8 +77,9 @@ impl Report {
             })
     }
 
-    /// Bytes of the model before and after the conversion: of its float parameters, and of the
-    /// remaining float parameters and the quantised weights. Weights that layers share count once.
+    /// Returns the size of the model in bytes, before and after the conversion. The first size is
+    /// that of the float parameters. The second size is that of the remaining float parameters and
+    /// the quantised weights. A weight that layers share counts once.
     pub fn total_bytes(&self) -> [usize; 2] {
         let shared = |layer: &&LayerReport| {
             matches!(
@@ -114,9 +115,9 @@ impl Report {
 pub struct LayerReport {
     /// Path of the parameter in the model.
     pub path: String,
-    /// Shape of the weight; [K, N] for a `Linear`.
+    /// The shape of the weight; [K, N] for a `Linear`.
     pub shape: Vec<usize>,
-    /// Bytes of its float values.
+    /// The size of the float values in bytes.
     pub float_bytes: usize,
     /// The outcome.
     pub outcome: Outcome,
@@ -127,19 +128,20 @@ pub struct LayerReport {
 pub enum Outcome {
     /// The layer has a quantised weight.
     Quantized {
-        /// The format that it was rounded to. A device without sparse tensor cores holds a 2:4
-        /// weight dense.
+        /// The format to which the weight was rounded. A device without sparse tensor cores holds a
+        /// 2:4 weight dense.
         format: WeightFormat,
-        /// Bytes of the weight on the device.
+        /// The size of the weight on the device in bytes.
         size_bytes: usize,
         /// The kernel that runs the layer with one row of activations, and the reason for the
         /// choice.
         plan: Plan,
-        /// Path of the layer that shares this weight, if the two weights were one tensor before.
+        /// The path of the layer that shares this weight, if the two weights were one tensor before
+        /// the conversion.
         shared_with: Option<String>,
-        /// The number of groups that are rounded to 0, or with a larger error than the bits cause,
-        /// because their scales are too small for the scale dtype
-        /// ([`PlainWeight::underflows`](marlin_format::PlainWeight::underflows)).
+        /// The number of groups whose scales are too small for the scale dtype
+        /// ([`PlainWeight::underflows`](marlin_format::PlainWeight::underflows)). Values of these
+        /// groups become 0, or are rounded with a larger error than that of the bit width.
         underflows: usize,
     },
     /// The layer was skipped and is unchanged.
@@ -179,10 +181,11 @@ impl Outcome {
 /// The reason why a layer was skipped.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SkipReason {
-    /// Not the weight of Burn's `Linear`: an embedding, a convolution, a parameter of another
-    /// module.
+    /// The parameter is not the weight of Burn's `Linear`. It belongs to an embedding, a
+    /// convolution or another module.
     NotLinear,
-    /// The weight of a type named `Linear` that is not Burn's, and may store it [N, K].
+    /// The weight belongs to a type named `Linear` that is not Burn's, and may store the weight as
+    /// [N, K].
     OtherLinear,
     /// The weight of a `Linear` that the [loaded](crate::WeightQuantizer::load) checkpoint holds in
     /// float.
@@ -190,16 +193,16 @@ pub enum SkipReason {
     /// The weight of a `Linear` that the [loaded](crate::WeightQuantizer::load_with) checkpoint
     /// does not hold.
     NotInCheckpoint,
-    /// An excluding pattern matches its path.
+    /// An excluding pattern matches the path of the layer.
     Excluded {
         /// The pattern.
         pattern: String,
     },
-    /// There are including patterns, and none matches its path.
+    /// There are including patterns, and none of them matches the path of the layer.
     NotIncluded,
-    /// Its weight is already quantised by Burn.
+    /// The weight is already quantised by Burn.
     AlreadyQuantized,
-    /// Another reparameterisation is attached, LoRA or an earlier conversion; a parameter takes
+    /// The parameter already has a reparameterisation (LoRA or an earlier conversion), and takes
     /// only one.
     Reparameterized,
     /// The parameter has a shape that no quantised weight can have.
@@ -210,7 +213,7 @@ pub enum SkipReason {
 }
 
 impl SkipReason {
-    /// Returns true if the reason is expected: a strict conversion accepts the layer.
+    /// Returns true if a strict conversion accepts a layer that is skipped for this reason.
     pub(super) fn is_wanted(&self) -> bool {
         matches!(
             self,

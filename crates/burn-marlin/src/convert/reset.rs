@@ -7,17 +7,17 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 
-/// Resets the placeholders under converted weights to their state right after the conversion: ready
-/// for a record, and small.
+/// Resets the placeholders of converted weights to their state right after the conversion: they are
+/// small, and a record can be loaded.
 ///
-/// Call it before a record is loaded into a converted model that has been used, and after a cast or
-/// a move to another backend. Float values that were loaded into converted layers are rounded to
-/// the layers' specs, and freed. The other weights stay as they are.
+/// Call this function before a record is loaded into a converted model that has been used, and
+/// after a cast or a move to another backend. Float values that were loaded into converted layers
+/// are rounded to the layers' specs, and freed. All other weights are unchanged.
 ///
 /// # Errors
 /// [`Error::Layer`] names the first layer whose loaded float values cannot be rounded: the values
-/// are not finite, or a scale is too large for the dtype of the layer's scales. The error returns
-/// the model as it was, and that layer computes with its float values.
+/// are not finite, or a scale is too large for the dtype of the layer's scales. The error contains
+/// the unchanged model, in which that layer computes with its float values.
 pub fn reset_placeholders<M: Module>(model: M) -> Result<M, ConvertError<M>> {
     let converted = survey(
         &model,
@@ -49,7 +49,7 @@ pub fn reset_placeholders<M: Module>(model: M) -> Result<M, ConvertError<M>> {
     }
 }
 
-/// Rounds the float values that were loaded into converted layers.
+/// A visitor that rounds the float values that were loaded into converted layers.
 struct Loaded<'a> {
     /// Paths of converted weights.
     converted: &'a HashSet<String>,
@@ -96,8 +96,8 @@ impl ModuleVisitor for Loaded<'_> {
     }
 }
 
-/// Puts new placeholders into the parameters of converted layers, and replaces the weights of
-/// layers that values were loaded into.
+/// A mapper that puts new placeholders into the parameters of converted layers. It also replaces
+/// the weights of layers into which float values were loaded.
 struct Reset {
     /// Paths of converted weights.
     converted: HashSet<String>,

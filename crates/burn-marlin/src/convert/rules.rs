@@ -8,7 +8,7 @@ use regex::Regex;
 
 /// The choice for one parameter.
 pub(super) enum Choice {
-    /// Convert to this spec; with `None`, to a spec that is chosen when the weight's K is known.
+    /// The parameter is converted to this spec; with `None`, the spec is chosen when K is known.
     Convert(Option<QuantSpec>),
     Skipped(SkipReason),
 }
@@ -94,7 +94,8 @@ impl Rules {
         }
     }
 
-    /// The spec of a layer [K, N].
+    /// Returns the spec of the layer [K, N] at `path`, or an error if no weight can have that
+    /// shape.
     pub fn spec_of(&self, path: &str, k: usize, n: usize) -> Result<QuantSpec, FormatError> {
         WeightDescriptor::plain(
             WeightFormat::dense(self.spec).with_sparsity(self.sparsity),

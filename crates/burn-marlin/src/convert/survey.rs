@@ -7,13 +7,13 @@ use std::collections::HashSet;
 use std::panic::Location;
 use std::sync::OnceLock;
 
-/// A parameter that could be the weight of a layer: two dimensions or more.
+/// A parameter that may be the weight of a layer: one with two or more dimensions.
 pub(super) struct Candidate {
     pub id: ParamId,
     /// Path of the parameter in the model, such as `layers.0.attention.query.weight`.
     pub path: String,
     pub shape: Vec<usize>,
-    /// Bytes of its values.
+    /// The size of the values in bytes.
     pub size_bytes: usize,
     /// The reason why it is not converted, whatever the patterns select.
     pub skipped: Option<SkipReason>,
@@ -25,13 +25,14 @@ pub(super) struct Survey {
     pub candidates: Vec<Candidate>,
     /// Paths of weights that are converted already.
     pub converted: HashSet<String>,
-    /// Bytes of all float parameters, the candidates included.
+    /// The size in bytes of all float parameters, including the candidates.
     pub size_bytes: usize,
 }
 
-/// The types of parameter that may be converted.
+/// The options of a survey: the types that may be converted, and whether parameters are
+/// initialised.
 pub(super) struct Types<'a> {
-    /// Types besides Burn's `Linear` whose `weight` is [K, N].
+    /// The names of types besides Burn's `Linear` whose `weight` [K, N] may be converted.
     pub also: &'a [String],
     /// True if lazy parameters are initialised.
     pub initialize: bool,
@@ -64,8 +65,8 @@ impl Survey {
 /// leaves locations out (`-Z location-detail=none`), only names distinguish types.
 type DerivedAt = &'static Location<'static>;
 
-/// Returns the source location where Burn's `Linear` is derived. It is the same for every layer, so
-/// it is found once.
+/// Returns the source location where Burn's `Linear` is derived. The location is the same for every
+/// layer, so it is determined only once.
 fn burn_linear(device: &Device) -> Option<DerivedAt> {
     static FOUND: OnceLock<Option<DerivedAt>> = OnceLock::new();
     struct Caller(Option<DerivedAt>);
@@ -98,9 +99,10 @@ struct Entered {
 
 struct Visitor<'a> {
     types: Types<'a>,
-    /// Every module entered.
+    /// Every module entered, the outermost first.
     stack: Vec<Entered>,
-    /// The number of reparameterisations entered: nothing inside them is a layer of the model.
+    /// The number of reparameterisations entered. Tensors inside a reparameterisation are not
+    /// layers of the model.
     inside: usize,
     found: Survey,
 }

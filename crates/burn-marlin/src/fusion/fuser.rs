@@ -4,11 +4,11 @@ use burn::backend::ir::OperationIr;
 use burn_cubecl::fusion::CubeOptimization;
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
 
-/// The score of this fuser. It exceeds those of Burn's own matmul and elementwise fusions, which
-/// score by the operations they cover.
+/// The score of this fuser. It exceeds the scores of Burn's own matmul and elementwise fusers,
+/// which depend on the operations that they cover.
 const SCORE: u64 = 1_000_000;
 
-/// Recognises [`Pattern`] in a stream of operations.
+/// A fuser that recognises [`Pattern`] in a stream of operations.
 #[derive(Clone)]
 pub(super) struct LinearFuser {
     pattern: Pattern,

@@ -1,8 +1,8 @@
-//! The fusion provider: in unmodified models, it claims every matmul whose weight is a dequantised
-//! weight, and launches the kernel on the packed weight instead.
+//! The fusion provider. In unmodified models, the provider claims every matmul whose weight is a
+//! dequantised weight, and launches the kernel on the packed weight instead.
 //!
-//! Patterns that it does not recognise run unfused: the weight is dequantised for the call, which
-//! is slower, but never wrong.
+//! Operations that the provider does not recognise run unfused: the weight is dequantised for the
+//! call, which is slower, but gives correct results.
 
 #[cfg(feature = "cubecl-runtime")]
 mod fuser;
@@ -21,14 +21,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// Registers the fusion provider for every CubeCL device of this process. A second call does
-/// nothing, and neither does the first if no CubeCL runtime is among the features.
+/// Registers the fusion provider for every CubeCL device of this process. A second call has no
+/// effect. If no feature for a CubeCL runtime is enabled, the first call has no effect either.
 ///
-/// Without it, a converted model still gives the right answers, but dequantises each weight on each
-/// call.
+/// Without the provider, a converted model gives correct results, but dequantises each weight on
+/// each call.
 ///
 /// # Errors
-/// The first tensor operation on a fusion device has already run.
+/// [`Error::Install`] if the first tensor operation on a fusion device has already run.
 pub fn install() -> Result<(), Error> {
     if INSTALLED.swap(true, Ordering::SeqCst) {
         return Ok(());
@@ -42,10 +42,10 @@ pub fn install() -> Result<(), Error> {
 }
 
 /// Launches the operations queued on the tensor's stream, so that the operations that follow begin
-/// a block of their own.
+/// a new fusion block.
 ///
 /// The operation that produces the activations would otherwise keep its block open, the
-/// dequantisation would open a second one, and a matmul that reads from two blocks fuses with
+/// dequantisation would open a second block, and a matmul that reads from two blocks is fused with
 /// neither. The call waits for the launches, not for the device.
 pub(crate) fn start_block(tensor: &Tensor<2>) {
     #[cfg(feature = "cubecl-runtime")]

@@ -21,8 +21,8 @@ impl FusedLinear {
         Self { pattern }
     }
 
-    /// Launches the kernel. Returns `None`, with nothing consumed, if the kernel does not take the
-    /// operations.
+    /// Launches the kernel. Returns `None`, without consuming a tensor, if the operations do not
+    /// have the form that the kernel computes.
     fn launch(&self, context: &mut Context<CubeFusionHandle>) -> Option<()> {
         let Pattern {
             dequantize,
@@ -53,7 +53,7 @@ impl FusedLinear {
         let weight = weight
             .try_map(|_, input| take(context, input).ok_or(()))
             .ok()?;
-        // A reshape makes no difference to the kernel, which sees only rows of K.
+        // The kernel reads the activations as rows of K values, so their reshape is not executed.
         let x = take(
             context,
             x_reshape

@@ -18,12 +18,13 @@ pub(super) struct Pattern {
     pub bias_reshape: Option<ShapeOpIr>,
     pub add: Option<BinaryOpIr>,
     /// The number of operations covered so far by a complete pattern: up to the matmul, or up to
-    /// the bias.
+    /// the addition of the bias.
     pub covered: usize,
 }
 
 impl Pattern {
-    /// Takes one more operation; returns false if it does not belong to the pattern.
+    /// Adds the next operation to the pattern. Returns false if the operation does not belong to
+    /// it.
     pub fn accept(&mut self, operation: &OperationIr, position: usize) -> bool {
         match operation {
             OperationIr::Custom(op) if op.id == DEQUANTIZE && self.dequantize.is_none() => {
@@ -75,8 +76,9 @@ impl Pattern {
     }
 
     fn accept_matmul(&mut self, op: &MatmulOpIr, position: usize) -> bool {
-        // This must be the last use of the weight: another reader needs it dequantised. One weight
-        // serves all leading dimensions.
+        // The matmul must be the last use of the weight, because another reader needs the float
+        // weight. Leading dimensions of the weight must have extent 1: one weight serves all of
+        // them.
         let rank = op.rhs.shape.rank();
         let one_weight = op.rhs.status == TensorStatus::ReadWrite
             && rank >= 2

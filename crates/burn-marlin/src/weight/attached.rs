@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 thread_local! {
-    /// The placeholder that a traversal has just put into a parameter, for the weight attached to
-    /// that parameter, which is traversed next.
+    /// The placeholder that a traversal has just put into a parameter. The weight attached to that
+    /// parameter is traversed next, and takes the placeholder.
     static RENEWED: RefCell<Option<Placeholder>> = const { RefCell::new(None) };
 }
 
@@ -21,7 +21,7 @@ type Unread = Weak<()>;
 /// The state that an attached weight keeps about its parameter.
 #[derive(Debug, Clone)]
 pub(super) struct Attached {
-    /// Path of the parameter in the model that was converted.
+    /// The path of the parameter in the model that was converted.
     path: Arc<str>,
     unread: Unread,
     /// The number of times that float values were loaded into the parameter or a clone of it;
@@ -40,8 +40,8 @@ enum Base {
     Placeholder,
     /// Values that were loaded or mapped into the parameter later, rounded to the weight's spec.
     Rounded(Box<QuantizedWeight>),
-    /// Values that were loaded or mapped into the parameter later, and that no weight of that spec
-    /// can hold.
+    /// Values that were loaded or mapped into the parameter later, and that cannot be rounded to
+    /// that spec.
     Float,
 }
 
@@ -57,8 +57,8 @@ impl Attached {
         }
     }
 
-    /// The number of elements that the parameter counts as: a placeholder counts as one until it is
-    /// read.
+    /// Returns the number of elements that the parameter counts as: 1 for a placeholder that has
+    /// not been read, `all` otherwise.
     pub fn elements(&self, all: usize) -> usize {
         if self.unread.strong_count() > 0 {
             1
@@ -67,8 +67,8 @@ impl Attached {
         }
     }
 
-    /// Returns the state after a mapper. `loaded` is true if the mapper gave the weight, and with
-    /// it the placeholder.
+    /// Returns the state after a mapper has traversed the weight. `loaded` is true if the mapper
+    /// loaded a record of the weight, which includes the placeholder.
     pub fn traversed(&self, loaded: bool) -> Self {
         if let Some(renewed) = RENEWED.take() {
             return Self::new(self.path.clone(), &renewed);
@@ -118,8 +118,9 @@ struct Placeholder {
 /// that one value.
 ///
 /// The parameter is lazy: until it is first read, it costs nothing to move, and a record can be
-/// loaded into it. Its mappers let other values pass: the weight that
-/// [`Module::materialize`](burn::module::Module::materialize) leaves in its place is saved whole.
+/// loaded into it. Its mappers pass on other values, so a weight that
+/// [`Module::materialize`](burn::module::Module::materialize) puts into the parameter is saved
+/// whole.
 fn placeholder<const D: usize>(
     id: ParamId,
     dtype: DType,
@@ -160,8 +161,8 @@ fn placeholder<const D: usize>(
     (param, known)
 }
 
-/// Returns true if a tensor holds no weight: all of its values are NaN or, if Burn has quantised
-/// it, equal.
+/// Returns true if a tensor holds a placeholder and no weight: all of its values are NaN or, if
+/// Burn has quantised the tensor, equal.
 fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
     let quantized = matches!(tensor.dtype(), DType::QFloat(_));
     let tensor = if quantized {
@@ -194,7 +195,7 @@ fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
 }
 
 /// Makes loaded values differ from a placeholder: if all of them are NaN, one becomes infinite.
-/// Such a weight cannot be rounded either way.
+/// Such a weight cannot be rounded in either case.
 fn distinct<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if matches!(tensor.dtype(), DType::QFloat(_)) || !is_placeholder(&tensor) {
         return tensor;
@@ -281,12 +282,12 @@ impl QuantizedWeight {
 }
 
 /// A quantised weight that is attached to the weight of an ordinary `Linear` makes that layer a
-/// quantised one: see [`WeightQuantizer`](crate::WeightQuantizer).
+/// quantised layer: see [`WeightQuantizer`](crate::WeightQuantizer).
 impl Reparameterization for QuantizedWeight {
     const NAME: &'static str = "w4a16";
 
-    /// Returns the lazy float weight. If the fusion provider is installed, the matmul that reads it
-    /// takes the packed weight instead, and the float weight never exists.
+    /// Returns the lazy float weight. If the fusion provider is installed, the matmul that follows
+    /// reads the packed weight instead, and the float weight is never computed.
     ///
     /// The parameter underneath is a placeholder. Float values that were loaded into it later, from
     /// a float checkpoint for example, take precedence: they are rounded to the weight's spec at

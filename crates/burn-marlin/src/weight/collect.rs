@@ -1,5 +1,5 @@
-//! Finds quantised weights in a model, and replaces them. A traversal sees the tensors of a weight,
-//! never the weight itself; the weight is passed through a thread-local.
+//! The search for quantised weights in a model, and their replacement. A traversal sees the tensors
+//! of a weight, not the weight itself, so the weight is passed through a thread-local.
 
 use super::QuantizedWeight;
 use std::cell::RefCell;
@@ -15,7 +15,7 @@ thread_local! {
 impl QuantizedWeight {
     /// Runs a traversal in which [`take_offered`](Self::take_offered) returns the weights.
     pub(crate) fn collecting<R>(traversal: impl FnOnce() -> R) -> R {
-        /// Ends the collecting, also on a panic.
+        /// A guard that ends the collection, also on a panic.
         struct Reset;
         impl Drop for Reset {
             fn drop(&mut self) {
@@ -34,7 +34,7 @@ impl QuantizedWeight {
     }
 
     /// Replaces the values of the weight whose first tensor is being mapped with this weight's
-    /// values. None of its other tensors is mapped.
+    /// values. The other tensors of the replaced weight are not mapped.
     pub(crate) fn replace_mapped(self) {
         REPLACEMENT.set(Some(self));
     }

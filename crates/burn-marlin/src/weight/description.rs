@@ -7,10 +7,10 @@ use marlin_format::{
     GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat, WeightValue,
 };
 
-/// The name of the parameter that describes a weight, which is its first parameter.
+/// The name of the parameter that describes a weight. It is the first parameter of the weight.
 pub(crate) const FORMAT: &str = "format";
 
-/// The dtypes of scales by their number in a record.
+/// The scale dtypes, by their number in a record.
 const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
 /// The number of values that describe a weight in a record: six for the format, four for K, four
 /// for N.
@@ -20,8 +20,9 @@ const VERSION: u8 = 1;
 /// (rows in order) and 1 (act-order).
 const TWO_FOUR: u8 = 2;
 
-/// A weight's format and shape as numbers below 256, which every float dtype holds exactly, so that
-/// a cast of the model changes nothing. K and N are four digits each, the lowest first.
+/// Encodes the format and shape of a weight as numbers below 256. Every float dtype holds these
+/// numbers exactly, so a cast of the model does not change them. K and N are four digits each, the
+/// lowest first.
 fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
     let WeightDescriptor {
         format:
@@ -68,7 +69,7 @@ fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
     values
 }
 
-/// The inverse of [`values`]; `None` if the numbers describe no weight.
+/// Decodes the numbers of [`values`]. Returns `None` if the numbers describe no weight.
 fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
     let digits = values.iter().map(|&value| {
         (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8)
@@ -126,15 +127,15 @@ pub(super) fn parameter(
     Param::uninitialized(id, init, device.clone(), false, Shape::new([elements]))
 }
 
-/// Creates the parameter that a mapper may load a description into. If the mapper loads it, it has
-/// the length of a description; otherwise it has one value.
+/// Creates a parameter into which a mapper may load a description. A loaded parameter has the
+/// length of a description; a parameter that is read without being loaded has one value.
 pub(super) fn expected(id: ParamId, device: &Device) -> Param<Tensor<1>> {
     let init = |device: &Device, _: bool| Tensor::zeros([1], (device, DType::F32));
     Param::uninitialized(id, init, device.clone(), false, Shape::new([LENGTH]))
 }
 
 /// Returns the description that a mapper loaded into [`expected`]; `None` if it loaded nothing, or
-/// something that is not a description.
+/// values that are not a description.
 pub(super) fn loaded(parameter: &Param<Tensor<1>>) -> Option<WeightDescriptor> {
     if !parameter.is_initialized() || parameter.dims() != [LENGTH] {
         return None;

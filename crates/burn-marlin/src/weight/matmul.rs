@@ -1,4 +1,4 @@
-//! The product of activations with a weight, and the float weight that it stands for.
+//! The product of activations with a quantised weight, and the dequantisation of the weight.
 
 use super::QuantizedWeight;
 use crate::backend::{QuantBackend, activation_dtype};
@@ -19,7 +19,7 @@ impl QuantizedWeight {
         dtype: FloatDType,
         adapter: Option<&LoraAdapter>,
     ) -> Tensor<D> {
-        // A dtype that no kernel writes is cast from f32.
+        // If no kernel writes the dtype, the weight is computed in f32 and cast.
         let made = if activation_dtype(dtype.into()).is_some() {
             dtype
         } else {
@@ -49,7 +49,8 @@ impl QuantizedWeight {
     /// Multiplies activations [.., K] with this weight. The result [.., N] has the activations'
     /// dtype; sums are accumulated in f32.
     ///
-    /// f32, f16 and bf16 reach the kernels; any other float dtype is computed in f32.
+    /// The kernels take activations in f32, f16 and bf16. Activations in another float dtype, or in
+    /// a dtype that the device does not support, are cast to f32.
     ///
     /// # Panics
     /// Panics if the last dimension of `x` is not K, as Burn's own layers do.

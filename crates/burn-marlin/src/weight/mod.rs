@@ -25,12 +25,13 @@ use tensors::DeviceTensors;
 
 /// A 4-bit or 8-bit weight [K, N] on a device: the quantised tensor type.
 ///
-/// It is a Burn [`Module`](burn::module::Module): its tensors take part in records, devices and
-/// `Display`, and none of them ever gets a gradient.
+/// It is a Burn [`Module`](burn::module::Module): its tensors are part of records, move between
+/// devices and appear in `Display`. None of the tensors gets a gradient.
 ///
-/// The device holds it in the [`WeightLayout`] that its kernel reads; a move to a device with
-/// another layout converts it. Records, visitors and mappers see the plain form, so that a record
-/// can be loaded on any device. The plain form has no float that a cast would round:
+/// The device holds the weight in the [`WeightLayout`] that its kernel reads; a move to a device
+/// with another layout converts the weight. Records, visitors and mappers see the plain form, so
+/// that a record can be loaded on any device. The plain form has no float that a cast would round.
+/// Its tensors are:
 ///
 /// | tensor | dtype, shape |
 /// |---|---|
@@ -48,16 +49,17 @@ use tensors::DeviceTensors;
 /// zero points included. A record with another K or N is refused.
 ///
 /// [`apply_lora`](burn::module::Module::apply_lora) treats the weight as a float weight [K, N]: the
-/// [`LoraAdapter`] is kept beside the packed weight, in the same place in records as with a float
-/// weight (`..weight.lora.a`).
+/// [`LoraAdapter`] is kept beside the packed weight, at the same path in records as the adapter of
+/// a float weight (`..weight.lora.a`).
 #[derive(Debug, Clone)]
 pub struct QuantizedWeight {
     tensors: DeviceTensors,
-    /// Format and shape, and the layout of `tensors`.
+    /// The format and shape of the weight, and the layout of `tensors`.
     descriptor: WeightDescriptor,
     /// The dtype of activations that the weight is laid out for.
     activations: ActivationDtype,
-    /// Id of `format`, and so of the float parameter that the weight stands for.
+    /// The id of the parameter `format`, which is also the id of the float parameter that the
+    /// weight replaces.
     format_id: ParamId,
     adapter: Option<LoraAdapter>,
     /// The state of a weight that is attached in an unmodified model.
@@ -65,7 +67,7 @@ pub struct QuantizedWeight {
 }
 
 impl QuantizedWeight {
-    /// Puts a weight on a device, laid out for activations in its scales' dtype.
+    /// Creates a weight on a device, laid out for activations in the dtype of its scales.
     pub fn from_plain(plain: &PlainWeight, device: &Device) -> Self {
         Self::from_plain_for(
             plain,
@@ -74,11 +76,11 @@ impl QuantizedWeight {
         )
     }
 
-    /// Puts a weight on a device, laid out for activations in a dtype. Activations in another dtype
-    /// give the same values, but may be slower.
+    /// Creates a weight on a device, laid out for activations in the dtype `activations`.
+    /// Activations in another dtype give the same values, but may be slower.
     ///
-    /// Scales in f32 are rounded to the activations' dtype if the activations go through tensor
-    /// cores, which take both in one dtype.
+    /// On a device with tensor cores, f32 scales are rounded to the activations' dtype, because the
+    /// tensor core kernels take scales and activations in one dtype.
     pub fn from_plain_for(
         plain: &PlainWeight,
         activations: ActivationDtype,
@@ -87,8 +89,8 @@ impl QuantizedWeight {
         Self::from_owned_plain(plain.clone(), activations, device)
     }
 
-    /// Puts a weight on a device like [`from_plain_for`](Self::from_plain_for), without a copy on
-    /// the host: the tensors take over the weight's memory.
+    /// Creates a weight on a device like [`from_plain_for`](Self::from_plain_for), without a copy
+    /// on the host: the tensors take over the weight's memory.
     pub fn from_owned_plain(
         plain: PlainWeight,
         activations: ActivationDtype,
@@ -108,8 +110,8 @@ impl QuantizedWeight {
         Self::new(tensors, descriptor, activations).laid_out()
     }
 
-    /// Creates a weight without values, for activations in a dtype. A record can be loaded into it;
-    /// its products are NaN until then.
+    /// Creates a weight without values, for activations in a dtype. The products are NaN until a
+    /// record is loaded into the weight.
     ///
     /// # Errors
     /// The number of features is zero or too large.
@@ -155,8 +157,9 @@ impl QuantizedWeight {
         device_layout(&self.problem(1, self.activations), &target(device))
     }
 
-    /// Rounds a float weight [K, N] to the nearest values of the spec's bits, on the host, and puts
-    /// it on the weight's device, laid out for activations in the weight's dtype.
+    /// Rounds a float weight [K, N] to the nearest values of the spec's bits, on the host. The
+    /// quantised weight is on the device of `weight`, laid out for activations in the weight's
+    /// dtype.
     ///
     /// # Errors
     /// The number of features is zero, or a value is not finite.
@@ -188,7 +191,7 @@ impl QuantizedWeight {
     }
 
     /// Rounds a float weight on the host, dense or 2:4. A float weight that is already 2:4 stays
-    /// 2:4 in any case.
+    /// 2:4 with either sparsity.
     pub(crate) fn round(
         weight: Tensor<2>,
         spec: &QuantSpec,
@@ -285,7 +288,7 @@ impl QuantizedWeight {
         })?)
     }
 
-    /// The shape [K, N]: input and output features.
+    /// Returns the shape [K, N]: the numbers of input and output features.
     pub fn dims(&self) -> [usize; 2] {
         [self.descriptor.k, self.descriptor.n]
     }
@@ -295,7 +298,7 @@ impl QuantizedWeight {
         self.descriptor.spec()
     }
 
-    /// The format and shape, and the layout in which the device holds the weight.
+    /// Returns the format and shape of the weight, and the layout in which the device holds it.
     pub fn descriptor(&self) -> WeightDescriptor {
         self.descriptor
     }
@@ -305,22 +308,22 @@ impl QuantizedWeight {
         self.descriptor.format.permuted
     }
 
-    /// The LoRA adapter, if [`apply_lora`](burn::module::Module::apply_lora) attached one.
+    /// Returns the LoRA adapter, if [`apply_lora`](burn::module::Module::apply_lora) attached one.
     pub fn adapter(&self) -> Option<&LoraAdapter> {
         self.adapter.as_ref()
     }
 
-    /// The device that holds the weight.
+    /// Returns the device that holds the weight.
     pub fn device(&self) -> Device {
         self.tensors.qweight.lazy_device()
     }
 
-    /// The layout in which the device holds the weight.
+    /// Returns the layout in which the device holds the weight.
     pub fn layout(&self) -> WeightLayout {
         self.descriptor.layout
     }
 
-    /// Bytes on the device, padding included.
+    /// Returns the size of the weight on the device in bytes, including padding.
     pub fn size_bytes(&self) -> usize {
         let scale_bytes = self.tensors.scales.dtype().size();
         let bytes = |role| {
@@ -337,12 +340,12 @@ impl QuantizedWeight {
             .sum()
     }
 
-    /// The dtype of activations that the weight is laid out for.
+    /// Returns the dtype of activations that the weight is laid out for.
     pub fn activations(&self) -> FloatDType {
         float_dtype(self.activations)
     }
 
-    /// The problem of multiplying `m` rows of activations with this weight.
+    /// Returns the problem of multiplying `m` rows of activations with this weight.
     pub fn problem(&self, m: usize, activations: ActivationDtype) -> QuantProblem {
         let scales = activation_dtype(self.tensors.scales.dtype()).unwrap_or(ActivationDtype::F32);
         QuantProblem::new(m, self.descriptor, activations).with_scales(scales)
@@ -374,8 +377,8 @@ fn read<E: burn::tensor::Element>(tensor: &'static str, data: TensorData) -> Res
     })
 }
 
-/// Rounds scales in f32 to the activations' dtype if the device has tensor cores. The weight stays
-/// as it is if a scale is too large for that dtype: the portable kernels take it.
+/// Rounds scales in f32 to the activations' dtype if the device has tensor cores. If a scale is too
+/// large for that dtype, the weight is unchanged, and the portable kernels take it.
 fn rounded_for_tensor_cores(
     plain: PlainWeight,
     activations: ActivationDtype,

@@ -1,5 +1,5 @@
-//! A weight as a Burn module: visitors, mappers and records see the tensors of a record
-//! ([`RecordTensors`]), whatever the device holds.
+//! A weight as a Burn module. Visitors, mappers and records see the tensors of a record
+//! ([`RecordTensors`]), whatever layout the device holds.
 
 use super::QuantizedWeight;
 use super::attached::Attached;
@@ -80,7 +80,7 @@ impl Module for QuantizedWeight {
         visited(visitor, FORMAT, |visitor| visitor.visit_float(&format));
         RecordTensors::of(self).visit(visitor);
         let Some(adapter) = &self.adapter else { return };
-        // The adapter is visited beside the weight, at the place of a float weight's adapter.
+        // The adapter is visited beside the weight, at the path of a float weight's adapter.
         if self.attached.is_some() {
             visitor.exit_module(Self::NAME, REPARAMETERIZATION);
         }
@@ -126,13 +126,13 @@ impl Module for QuantizedWeight {
 }
 
 impl QuantizedWeight {
-    /// The descriptor of the weight in a record, in the plain layout.
+    /// Returns the descriptor of the weight in a record, in the plain layout.
     fn recorded(&self) -> WeightDescriptor {
         self.descriptor.in_layout(WeightLayout::Plain)
     }
 
     /// Offers a mapper the tensors of a record, in the `recorded` format. Returns the weight with
-    /// the tensors that the mapper gives or changes, and whether it gave or changed any.
+    /// the tensors that the mapper loads or changes, and whether the mapper loaded or changed any.
     fn map_tensors<Mapper: ModuleMapper>(
         self,
         mapper: &mut Mapper,
@@ -221,12 +221,12 @@ impl QuantizedWeight {
         .laid_out()
     }
 
-    /// Offers a mapper the float parameter [K, N] that this weight stands for.
+    /// Offers a mapper the float parameter [K, N] that this weight replaces.
     ///
-    /// Burn drops anything that a mapper attaches to the parameter underneath, since a parameter
+    /// Burn drops anything that a mapper attaches to the placeholder parameter, since a parameter
     /// takes only one reparameterisation. A [`LoraAdapter`] that the mapper attaches to the offered
     /// parameter is kept if the weight has no adapter yet. Float values that the mapper loads are
-    /// kept, too: they are rounded to the weight's spec.
+    /// rounded to the weight's spec, and also kept.
     fn offered<Mapper: ModuleMapper>(self, mapper: &mut Mapper, adapted: bool) -> Self {
         let (shape, dtype) = (self.dims(), DType::from(self.activations()));
         let read = Arc::new(AtomicBool::new(false));
@@ -254,9 +254,10 @@ impl QuantizedWeight {
             return self;
         }
         if read.load(Ordering::Relaxed) {
-            // A mapper that reads floats may have changed the values underneath, too. If the weight
-            // has an adapter, the mapper is taken for an optimiser, which reads all floats at every
-            // step: to check the values again would cost a read from the device each time.
+            // A mapper that reads floats may also have changed the values of the placeholder
+            // parameter. If the weight has an adapter, the mapper is assumed to be an optimiser,
+            // which reads all floats at every step. Checking the values again would cost a read
+            // from the device each time.
             let attached = self.attached.as_ref().map(|attached| {
                 if adapted {
                     attached.clone()

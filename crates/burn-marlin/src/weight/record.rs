@@ -1,5 +1,5 @@
-//! The form of a weight that visitors, mappers and records see: plain, in tensors that no float
-//! mapper rounds.
+//! The form of a weight that visitors, mappers and records see: the plain layout, in integer
+//! tensors that no float mapper rounds.
 
 use super::QuantizedWeight;
 use super::scale_words::{scale_words, scales_a_word, scales_of_words};
@@ -17,7 +17,8 @@ const SCALES: &str = "scales";
 const ZERO_POINTS: &str = "zero_points";
 const ROW_PERMUTATION: &str = "row_permutation";
 
-/// Shapes of a weight's tensors in a record: the shapes of its plain layout, with scales in words.
+/// Returns the shapes of a weight's tensors in a record: the shapes of its plain layout, with
+/// scales packed into words.
 fn shapes(descriptor: &WeightDescriptor) -> WeightTensors<[usize; 2]> {
     let width = scales_a_word(descriptor.spec().scales.dtype);
     descriptor.tensors().map(|tensor, of| {
@@ -30,8 +31,8 @@ fn shapes(descriptor: &WeightDescriptor) -> WeightTensors<[usize; 2]> {
     })
 }
 
-/// The tensors of a weight in a record. None of them is a float: a cast, a quantiser or an adapter
-/// for float weights ignores them.
+/// The tensors of a weight in a record. All of them are integers, so a cast, a quantiser or an
+/// adapter for float weights ignores them.
 pub(super) struct RecordTensors {
     qweight: Param<Tensor<2, Int>>,
     metadata: Option<Param<Tensor<2, Int>>>,
@@ -41,7 +42,7 @@ pub(super) struct RecordTensors {
 }
 
 impl RecordTensors {
-    /// The record tensors of a weight, made when they are first read.
+    /// Creates the record tensors of a weight. Their values are computed when they are first read.
     pub fn of(weight: &QuantizedWeight) -> Self {
         let plain = Arc::new(Plain {
             weight: weight.clone(),
@@ -106,11 +107,11 @@ impl RecordTensors {
         }
     }
 
-    /// The tensors of a record in another format than the model's. They are zeros until a mapper
-    /// gives them.
+    /// Creates the tensors for a record in another format than the model's. They are zeros until a
+    /// mapper loads them.
     ///
-    /// For a record of another K or N it returns shapes that no record has, so the record is
-    /// refused even if its tensors would fit.
+    /// For a record with another K or N, the tensors have shapes that no record has, so the record
+    /// is refused even if its tensors would fit.
     pub fn expected(own: &WeightDescriptor, recorded: &WeightDescriptor, device: &Device) -> Self {
         let sizes = (recorded.k, recorded.n) != (own.k, own.n);
         let int = |shape: [usize; 2]| {
@@ -212,12 +213,12 @@ impl RecordTensors {
         refused
     }
 
-    /// Returns true if a mapper gave or read any of the tensors.
+    /// Returns true if a mapper loaded or read any of the tensors.
     pub fn is_touched(&self) -> bool {
         self.touched().any(|touched| touched)
     }
 
-    /// Returns true if a mapper gave or read all of the tensors.
+    /// Returns true if a mapper loaded or read all of the tensors.
     pub fn is_complete(&self) -> bool {
         self.touched().all(|touched| touched)
     }
@@ -236,7 +237,7 @@ impl RecordTensors {
     /// Returns the device tensors of a weight of the format `descriptor` in the plain layout, with
     /// scales in `scale_dtype`.
     pub fn into_plain(self, descriptor: &WeightDescriptor, scale_dtype: DType) -> DeviceTensors {
-        // A mapper may have cast all integers of a model.
+        // A mapper may have cast all integers of a model to another dtype.
         fn held<const D: usize>(parameter: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
             Param::initialized(parameter.id, parameter.val().cast(IntDType::I32))
         }
@@ -253,14 +254,14 @@ impl RecordTensors {
     }
 }
 
-/// Visits everything below a name.
+/// Enters the module `name`, calls `visit`, and exits the module.
 pub(super) fn visited<V: ModuleVisitor>(visitor: &mut V, name: &str, visit: impl FnOnce(&mut V)) {
     visitor.enter_module(name, CONTAINER);
     visit(visitor);
     visitor.exit_module(name, CONTAINER);
 }
 
-/// Maps everything below a name.
+/// Enters the module `name`, calls `map`, exits the module, and returns the result of `map`.
 pub(super) fn mapped<M: ModuleMapper, T>(
     mapper: &mut M,
     name: &str,
@@ -306,7 +307,7 @@ pub(super) fn host<E: Element, const D: usize, K: Basic>(tensor: Tensor<D, K>) -
     })
 }
 
-/// A weight's plain tensors, made once for all of its parameters.
+/// The tensors of a weight in the plain layout, computed once for all of its parameters.
 struct Plain {
     weight: QuantizedWeight,
     tensors: OnceLock<DeviceTensors>,

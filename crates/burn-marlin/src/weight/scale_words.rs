@@ -29,7 +29,7 @@ pub(super) fn scale_words(scales: &Scales, shape: [usize; 2], device: &Device) -
     )
 }
 
-/// The inverse of [`scale_words`].
+/// Unpacks the words of [`scale_words`] to scales of the shape `shape`, in the dtype `held`.
 pub(super) fn scales_of_words(
     words: Tensor<2, Int>,
     shape: [usize; 2],

@@ -115,8 +115,9 @@ impl DeviceTensors {
                 || Tensor::<2, Int>::random(shape.matrix_shape(), uniform, (device, DType::I32));
             parameter(half() * 65536 + half())
         };
-        // The scales have a mean of zero, because 4-bit values have a mean of -1/2: through tens of
-        // layers, a mean that all weights share leaves the range of f16.
+        // The scales have a mean of zero, because 4-bit values have a mean of -1/2. With scales of
+        // one sign, all weights would share a mean, and activations would leave the range of f16
+        // after tens of layers.
         let width = scale * 3f64.sqrt();
         let scales = Tensor::random(
             shapes.scales.matrix_shape(),
@@ -133,8 +134,8 @@ impl DeviceTensors {
     }
 }
 
-/// Returns the same memory as signed words, without spare capacity: a tensor may hold the memory
-/// for as long as the model lives.
+/// Converts words to signed words in the same memory. Spare capacity is freed, because a tensor may
+/// hold the memory for as long as the model exists.
 fn signed(mut words: Vec<u32>) -> Vec<i32> {
     words.shrink_to_fit();
     bytemuck::cast_vec(words)
@@ -145,8 +146,8 @@ fn parameter<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>> {
 }
 
 impl QuantizedWeight {
-    /// The tensors as the operations of [`backend`](crate::backend) take them, with
-    /// [`descriptor`](Self::descriptor).
+    /// Returns the tensors in the form that the operations of [`backend`](crate::backend) take,
+    /// together with [`descriptor`](Self::descriptor).
     pub fn to_op(&self) -> QuantTensors<Dispatch> {
         let tensors = &self.tensors;
         QuantTensors {
@@ -176,7 +177,7 @@ impl QuantizedWeight {
         if self.descriptor == to {
             return self;
         }
-        // The permutation is the same in every layout: the operation need not carry it.
+        // The permutation is the same in every layout, so the operation does not need it.
         let without_permutation = |of: WeightDescriptor| WeightDescriptor {
             format: of.format.with_permutation(false),
             ..of
@@ -210,7 +211,7 @@ impl QuantizedWeight {
         }
     }
 
-    /// Converts the weight to the plain layout, with only the values that it stores.
+    /// Converts the weight to the plain layout. A 2:4 weight stays 2:4.
     pub(super) fn plain(self) -> Self {
         let plain = self.descriptor.in_layout(WeightLayout::Plain);
         self.held_as(plain)

@@ -162,7 +162,8 @@ fn features_of_one_channel_have_one_scale() {
     }
 }
 
-/// Sums of divided inputs and divided sums give GPTQ the same weight, apart from rounding.
+/// Checks that sums of divided inputs and divided sums give the same GPTQ weight, apart from
+/// rounding.
 #[test]
 fn divided_sums_are_those_of_divided_inputs() {
     let mut rng = rng();

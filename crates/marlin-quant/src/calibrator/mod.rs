@@ -4,7 +4,7 @@
 //! The model is not run directly. It is recorded once for all batches ([Burn's graph
 //! capture](burn::tensor::Device::capture)), and the recorded operations then run one by one, up to
 //! the layers whose inputs are known. These layers are quantised, and the operations that follow
-//! see their quantised weights.
+//! use their quantised weights.
 
 mod record;
 mod replay;
@@ -27,17 +27,17 @@ use crate::{GptqOptions, LayerLoss, QuantError};
 /// Converts a Burn model as [`WeightQuantizer`] does, with weights quantised by GPTQ instead of
 /// rounded ones.
 ///
-/// It takes batches and a function that runs the model on one batch. The function gets the model
-/// and a recording device: it moves its inputs there, and runs the model as usual. It must not read
-/// values of tensors, since a recording has none: a model whose operations depend on values that it
-/// computes cannot be recorded.
+/// [`quantize`](Self::quantize) takes batches and a function that runs the model on one batch. The
+/// function gets the model and a recording device; it moves its inputs to that device, and runs the
+/// model as usual. The function must not read values of tensors, since a recording has none. A
+/// model whose operations depend on values that it computes cannot be recorded.
 ///
-/// Layers are quantised in the order in which they run. Each layer sees its inputs from the
-/// quantised layers before it, and beside them its inputs in the float model
+/// Layers are quantised in the order in which they run. Each layer is calibrated with its inputs
+/// from the quantised layers before it, and with its inputs in the float model
 /// ([`GptqOptions::correction`]). A layer that runs several times on a batch, as in a recurrent
-/// network, sees all of its inputs; the inputs after the first may be computed with its float
-/// weight. A layer that the function does not run, or whose weight is not used by Burn's `linear`,
-/// is rounded: see [`LayerLoss::fell_back`].
+/// network, is calibrated with all of its inputs; the inputs after the first may be computed with
+/// its float weight. A layer that the function does not run, or whose weight is not used by Burn's
+/// `linear`, is rounded: see [`LayerLoss::fell_back`].
 ///
 /// Host memory holds the float weights of the model, and device memory holds the hidden states of
 /// all batches.
@@ -83,12 +83,13 @@ impl GptqCalibrator {
         }
     }
 
-    /// Sets the options; the conversion determines whether weights become 2:4.
+    /// Sets the options of GPTQ. Their sparsity is ignored: the conversion determines whether
+    /// weights become 2:4.
     pub fn with_options(self, options: GptqOptions) -> Self {
         Self { options, ..self }
     }
 
-    /// Quantises a model. `run` runs it on a batch, on a recording device.
+    /// Quantises a model. `run` runs the model on one batch, on a recording device.
     ///
     /// # Errors
     /// A [`CalibrationError`], with the unchanged model.
@@ -160,7 +161,7 @@ pub enum CalibrationError {
     /// A layer cannot be quantised.
     #[error("{layer}: {source}")]
     Layer {
-        /// Path of its weight in the model.
+        /// The path of the layer's weight in the model.
         layer: String,
         /// The cause.
         source: QuantError,

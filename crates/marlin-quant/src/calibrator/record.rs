@@ -21,7 +21,7 @@ pub(super) struct Recording {
     pub layers: Vec<RecordedLayer>,
 }
 
-/// A layer whose weight may be read by operations.
+/// A selected layer, whose weight may be read by recorded operations.
 pub(super) struct RecordedLayer {
     /// The paths of the weight: more than one if layers share it.
     pub paths: Vec<String>,
@@ -126,7 +126,7 @@ fn shared(
     layers
 }
 
-/// Finds the recorded tensors of a model's parameters, by path.
+/// A visitor that finds the recorded tensors of a model's parameters, by path.
 struct Weights<'a> {
     path: Vec<String>,
     found: &'a mut HashMap<String, TensorId>,

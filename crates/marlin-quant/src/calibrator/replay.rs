@@ -1,5 +1,5 @@
-//! Replay of recorded operations: up to the layers to be quantised, and on with their quantised
-//! weights.
+//! Replay of recorded operations, which quantises each layer and then runs its calls with the
+//! quantised weight.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -23,23 +23,23 @@ use crate::{GptqOptions, HessianSums, LayerLoss, QuantError, Quantizer};
 /// quantised yet. When no other operation can run, one layer whose inputs are ready is quantised,
 /// and its calls run.
 pub(super) struct Replay<B: BackendIr> {
-    /// Operations that have not run, in recorded order. They only read their inputs: a tensor is
-    /// dropped after its last read.
+    /// The operations that have not run, in recorded order. They only read their inputs; a tensor
+    /// is dropped after its last read.
     pending: Vec<OperationIr>,
     values: BTreeMap<TensorId, TensorData>,
     layers: Vec<RecordedLayer>,
     /// The layer of each weight that is not quantised yet, and of each reshaped form of such a
     /// weight.
     held: HashMap<TensorId, usize>,
-    /// The original of each reshaped tensor: a call reshapes its activations, so the shared
-    /// activations of attention's query, key and value have three ids.
+    /// The original tensor of each reshaped tensor. Each call reshapes its activations, so
+    /// activations that attention's query, key and value layers share have three ids.
     origins: HashMap<TensorId, TensorId>,
     /// The sums so far of layers that had to run before all of their inputs were ready.
     seen: HashMap<usize, HessianSums>,
     options: GptqOptions,
     /// The number of operations that have yet to read each tensor.
     readers: HashMap<TensorId, usize>,
-    /// Results that are computed.
+    /// The results that are computed and not dropped.
     ready: HashSet<TensorId>,
     quantized: Stream<B>,
     /// The float model, if its activations are needed.
@@ -49,7 +49,7 @@ pub(super) struct Replay<B: BackendIr> {
 /// The tensors of the quantised model or of the float model.
 struct Stream<B: BackendIr> {
     interpreter: TensorInterpreter<B>,
-    /// Tensors of the recording's values that are on the device.
+    /// The tensors with recorded values that are on the device.
     loaded: HashSet<TensorId>,
 }
 
@@ -183,8 +183,8 @@ where
     }
 
     /// Returns the first layer whose remaining calls all have their inputs, with these calls and
-    /// true. If there is none, returns the first layer with some such calls, with these calls and
-    /// false.
+    /// true. If there is no such layer, returns the first layer that has some calls with their
+    /// inputs, with these calls and false.
     fn next(&self) -> Option<(usize, Vec<MatmulOpIr>, bool)> {
         let mut waiting: Vec<(usize, Vec<MatmulOpIr>)> = Vec::new();
         for (layer, call) in self
@@ -207,7 +207,7 @@ where
         Some((layer, calls, complete.is_some()))
     }
 
-    /// Returns true if a layer has exactly `calls` calls left.
+    /// Returns true if a layer has exactly `calls` pending calls.
     fn is_complete(&self, layer: usize, calls: usize) -> bool {
         self.pending
             .iter()
@@ -219,8 +219,8 @@ where
             == calls
     }
 
-    /// Returns the second moments of the inputs of some calls of a layer, added to those of its
-    /// earlier calls.
+    /// Returns the second moments of the inputs of some calls of a layer, added to the second
+    /// moments of its earlier calls.
     fn sums(
         &mut self,
         layer: usize,
@@ -317,8 +317,8 @@ where
             for &input in inputs.iter().filter(|input| !self.ready.contains(input)) {
                 stream.require(input, &self.values);
             }
-            // Tensors with recorded values have an operation that makes them, too, which does
-            // nothing.
+            // A tensor with recorded values also has an operation that creates it. That operation
+            // has no effect.
             stream.interpreter.register_op(operation.clone());
         }
         self.ready
@@ -346,7 +346,7 @@ where
         }
         for stream in std::iter::once(&mut self.quantized).chain(&mut self.float) {
             stream.loaded.remove(&id);
-            // Only the id matters.
+            // Only the id of the tensor is used.
             let tensor = TensorIr {
                 status: TensorStatus::ReadWrite,
                 ..TensorIr::uninit(id, Shape::new([0]), burn::tensor::DType::F32)

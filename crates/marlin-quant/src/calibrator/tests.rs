@@ -47,7 +47,7 @@ impl Net {
     }
 }
 
-/// Initialises a model's matrices with values from a generator.
+/// A mapper that initialises a model's matrices with values from a generator.
 struct Fresh<'a>(&'a mut StdRng);
 
 impl ModuleMapper for Fresh<'_> {
@@ -79,7 +79,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.try_into_vec_as::<f32>().unwrap()
 }
 
-/// The relative error of outputs.
+/// Returns the relative error of outputs.
 fn error<const D: usize>(found: Tensor<D>, expected: Tensor<D>) -> f32 {
     let norm = |tensor: Tensor<D>| values(tensor.square().sum())[0].sqrt();
     norm(found - expected.clone()) / norm(expected)
@@ -111,7 +111,7 @@ fn layers_see_the_inputs_that_quantised_layers_give() {
     );
     assert_eq!(report.conversion.quantized(), 3);
 
-    // The same result, computed by hand.
+    // The expected result, from separate calls of the quantiser.
     let gptq = |layer: &Linear, sums: &HessianSums| {
         let [_, n] = layer.weight.dims();
         gptq_beside(

@@ -94,7 +94,8 @@ pub(super) fn gptq(
             );
             let found = Tensor::<2>::from_dispatch(found).slice(s![0..end - start, ..]);
             let levels = found.clone() - zeros.clone().unsqueeze_dim(0);
-            // Rounded rows are not read again by the rounding.
+            // The rounding does not read rounded rows again, so they are replaced with their
+            // quantised values.
             rows = rows.slice_assign(s![start..end, ..], levels * scales.clone().unsqueeze_dim(0));
             codes.push(found)?;
             losses = losses + Tensor::<1>::from_dispatch(lost);
@@ -151,7 +152,7 @@ pub(super) fn gptq(
 }
 
 /// Corrects the rows of a weight, in the order in which they are rounded. Adds `part` of the change
-/// that would give the columns the outputs of the float model.
+/// with which the outputs would be nearest to those of the float model.
 fn corrected(
     mut rows: Tensor<2>,
     weight: Tensor<2>,
@@ -175,8 +176,8 @@ fn corrected(
     rows
 }
 
-/// The codes of a weight. They are moved to the host whenever a panel of them is on the device: in
-/// f32 they take as much memory as the weight.
+/// The codes of a weight. Whenever a panel of codes is on the device, they are moved to the host,
+/// because f32 codes take as much memory as the weight.
 struct Codes {
     on_device: Vec<Tensor<2>>,
     q: Vec<u8>,
@@ -222,14 +223,14 @@ impl Codes {
     }
 }
 
-/// Returns true if all values are finite, and none is near the largest finite value.
+/// Returns true if the sum of all absolute values is finite, so that every value is finite.
 fn is_finite(weight: &Tensor<2>) -> Result<bool, QuantError> {
     Ok(read(weight.clone().abs().sum())?
         .iter()
         .all(|sum| sum.is_finite()))
 }
 
-/// Returns true if a column is 2:4.
+/// Returns true if any column is 2:4.
 fn has_two_four_columns(weight: &Tensor<2>) -> Result<bool, QuantError> {
     let [k, n] = weight.dims();
     let first = read(weight.clone().slice(s![0..k.min(FIRST_ROWS), ..]))?;

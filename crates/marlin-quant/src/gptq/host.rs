@@ -9,7 +9,8 @@ use rayon::prelude::*;
 
 /// The number of columns in a task: with 4096 input features their weights are 1 MiB.
 const COLUMNS: usize = 64;
-/// The maximum number of rows that are rounded before the rows after them take up their errors.
+/// The maximum number of rows that are rounded before the rows after them compensate for their
+/// errors.
 const BLOCK: usize = 128;
 
 /// Rounds `target` [K, N], the corrected form of `weight`. Returns the quantised weight, and the
@@ -69,7 +70,7 @@ struct Rounder<'a> {
 }
 
 impl Rounder<'_> {
-    /// Rounds the columns from `first` on, of `target` [K, N].
+    /// Rounds a task's columns of `target` [K, N], from column `first` on.
     fn columns(&self, target: &[f32], first: usize) -> Result<Columns, QuantError> {
         let Layer {
             n,
@@ -161,7 +162,7 @@ impl Rounder<'_> {
         }
     }
 
-    /// Searches the grid of each column of a group.
+    /// Returns the best grid of each column of a group, found by a search.
     fn search(&self, rows: &[f32], places: std::ops::Range<usize>, mask: &Mask) -> Vec<Grid> {
         let count = mask.searched.len();
         let group = &rows[places.start * count..places.end * count];
@@ -270,8 +271,8 @@ impl Rounder<'_> {
         }
     }
 
-    /// Prunes two of the four rows from place `start` on in each column: the two whose loss costs
-    /// least, by SparseGPT's equation 3.
+    /// Prunes two of the four rows from place `start` on in each column: the two whose pruning
+    /// costs least, by SparseGPT's equation 3.
     fn prune(&self, rows: &[f32], start: usize, mask: &Mask, pruned: &mut [[bool; 4]]) {
         let count = mask.searched.len();
         let factors: [f32; 4] = std::array::from_fn(|i| self.factor.row(start + i)[0]);

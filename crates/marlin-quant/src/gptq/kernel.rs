@@ -11,11 +11,11 @@ use marlin_format::{QuantSpec, ScaleDtype, Sparsity};
 use marlin_kernels::ptx::F4;
 use marlin_kernels::{Runtime, Target};
 
-/// The maximum number of rows of a block. Their errors are in shared memory: 32 KiB for a cube of
-/// [`UNITS`].
+/// The maximum number of rows of a block. The errors of the rows are in shared memory: 32 KiB for a
+/// cube of [`UNITS`].
 pub(super) const MAX_ROWS: usize = 128;
-/// The number of rows that a unit holds in registers. The rows of a block are a multiple of it, so
-/// that four entries of a factor's row are one load.
+/// The number of rows that a unit holds in registers. The number of rows of a block is a multiple
+/// of `STEP`, so that one load reads four entries of a factor's row.
 pub(super) const STEP: usize = 16;
 /// The number of columns of a cube.
 const UNITS: usize = 64;
@@ -43,7 +43,7 @@ impl Levels {
         }
     }
 
-    /// The number of grids that a search tries.
+    /// Returns the number of grids that a search tries.
     pub fn candidates(&self) -> usize {
         self.candidates as usize
     }
@@ -88,8 +88,8 @@ pub(super) fn group_losses(
     }
 }
 
-/// Chooses the scale and zero point of each column, `[N]`: those of the grid with the least loss,
-/// given the losses [candidates, N].
+/// Writes the scale and zero point of each column, `[N]`, of the grid with the least loss, given
+/// the losses [candidates, N].
 pub(super) fn choose(
     client: &Client,
     levels: Levels,
@@ -361,8 +361,8 @@ fn load(
     }
 }
 
-/// Rounds the rows from `first` on, whose `values` become their codes. Returns the sum of the
-/// squares of their errors.
+/// Rounds the `STEP` rows from `first` on, and replaces their `values` with their codes. Returns
+/// the sum of the squares of their errors.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "one step of two kernels")]
 fn round_step(
@@ -391,7 +391,7 @@ fn round_step(
         }
         let mut code = code(values[i], place.scale, place.zero, levels);
         if comptime!(levels.is_sparse) {
-            // In every four rows, the two whose loss costs least are pruned.
+            // In every four rows, the two whose pruning costs least are pruned.
             let mut cheaper = 0u32.runtime();
             #[unroll]
             for other in 0..4usize {

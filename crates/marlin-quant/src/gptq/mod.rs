@@ -20,19 +20,19 @@ mod kernel;
 #[cfg(feature = "cubecl-runtime")]
 mod op;
 
-/// The order in which the input features of a layer are rounded. The last features take up the
-/// errors of all others, and no feature takes up the errors of the last ones.
+/// The order in which the input features of a layer are rounded. Later features compensate for the
+/// errors of earlier features, and no feature compensates for the error of the last one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RowOrder {
-    /// The features in their own order.
+    /// The features in their natural order.
     Natural,
     /// Act-order: the features with the largest second moments first. Groups are formed of
     /// consecutive features in that order. The weight has a permutation, which is applied to
     /// activations at run time.
     ActOrder,
-    /// Groups of consecutive features, rounded with the largest second moments first; the features
-    /// in each group are ordered in the same way, for a 2:4 weight in blocks of four. Nothing is
-    /// permuted at run time.
+    /// Groups of consecutive features: the group with the largest mean second moment is rounded
+    /// first. The features in each group are ordered in the same way; for a 2:4 weight, blocks of
+    /// four features are ordered. Activations are not permuted at run time.
     #[default]
     WithinGroups,
 }
@@ -46,15 +46,16 @@ pub struct GptqOptions {
     /// then has no Cholesky factor, the part grows by a factor of ten, up to eight times.
     pub damping: f64,
     /// The sparsity of the result. With 2:4, the weight is pruned while it is rounded (SparseGPT):
-    /// in every four rows of a column, the two rows whose loss would cost most are kept, and later
-    /// rows take up the error of the pruned rows. Columns that are already 2:4 keep their zeros
-    /// with either setting.
+    /// in every four rows of a column, the two rows whose pruning would cost most are kept, and
+    /// later rows compensate for the error of the pruned rows. Columns that are already 2:4 keep
+    /// their zeros with either setting, except with act-order.
     pub sparsity: Sparsity,
     /// The strength of the correction for inputs that differ from the float model's (arXiv
     /// 2504.02692). Before rounding, the weight moves by this part of the way towards the weight
-    /// that compensates best for the difference: 0 for none of it, 1 for all of it, which overfits
-    /// to the calibration text. The correction has an effect only with sums that record the
-    /// difference: see [`HessianSums::add_beside`] and [`HessianSums::add_with_residual`].
+    /// that compensates best for the difference. 0 is no correction; 1 is the full correction,
+    /// which overfits to the calibration text. The correction has an effect only with sums that
+    /// record the difference: see [`HessianSums::add_beside`] and
+    /// [`HessianSums::add_with_residual`].
     pub correction: f32,
 }
 
@@ -76,12 +77,13 @@ impl Default for GptqOptions {
 pub struct Gptq {
     /// The weight.
     pub weight: PlainWeight,
-    /// The squared error that remains in a token's outputs, including the part of the damping, by
-    /// output feature: `[N]`.
+    /// The squared error that remains in each output feature of a token, `[N]`, averaged over
+    /// tokens. The error includes the contribution of the damping.
     pub losses: Vec<f64>,
     /// The damping that was used.
     pub damping: f64,
-    /// Input features that were zero in every token: their weights are rounded to nearest.
+    /// The number of input features that were zero in every token. Their weights are rounded to
+    /// nearest.
     pub dead: usize,
 }
 
@@ -90,8 +92,9 @@ pub struct Gptq {
 pub(crate) const FEWEST_TOKENS: usize = 128;
 
 impl Quantizer for GptqOptions {
-    /// Runs [`gptq`], on the device if it is one of CubeCL's. A layer that saw fewer than 128
-    /// tokens is [rounded with clipping](round_with_clipping), with 2:4 after pruning by magnitude.
+    /// Runs [`gptq`], on the device of `sums` if it is a CubeCL device. A layer with fewer than 128
+    /// calibration tokens is [rounded with clipping](round_with_clipping); for 2:4, it is pruned by
+    /// magnitude first.
     fn quantize(
         &self,
         weight: &[f32],
@@ -160,13 +163,13 @@ impl Gptq {
 
 /// Quantises `weight` [K, N], row-major, for inputs with the second moments `hessian`.
 ///
-/// Rows are rounded one after the other; the rows after a row change so that they take up as much
-/// of its error as they can (`factor.rs`). A group's range is searched when its turn comes, on the
-/// rows as changed by the earlier groups. For each column, the search tries
-/// [`SHRINKS`](crate::SHRINKS) parts of the range, and takes the one with the least squared error
-/// of the outputs after the group's own rows and the later rows have taken up what they can. For a
-/// group of a whole column, the search uses the squared errors of the rounded weights, weighted by
-/// the second moments of their features.
+/// Rows are rounded one after the other. After each row, the later rows change to compensate for as
+/// much of its error as possible (`factor.rs`). The range of a group is searched before its first
+/// row is rounded, on the rows as changed by the earlier groups. For each column, the search tries
+/// [`SHRINKS`](crate::SHRINKS) parts of the range. It takes the part with the least squared error
+/// of the outputs after compensation by the group's own rows and the later rows. For a group of
+/// more than 128 rows, the search uses the squared errors of the rounded weights, weighted by the
+/// second moments of their features.
 ///
 /// The result is the same for any number of threads.
 ///
@@ -185,10 +188,11 @@ pub fn gptq(
 }
 
 /// Runs [`gptq`] with sums on a device. The sums may also record the difference between the inputs
-/// and those of the float model: then the weight is first moved towards the one whose outputs are
-/// nearest to those of the float model ([`GptqOptions::correction`]). It runs in f32 on the sums'
-/// device if that is one of CubeCL's; otherwise, and for a weight with 2:4 columns, it runs on the
-/// host.
+/// and those of the float model. In that case, the weight is first moved towards the weight whose
+/// outputs are nearest to those of the float model ([`GptqOptions::correction`]).
+///
+/// The rounding runs in f32 on the device of the sums if that is a CubeCL device other than a CPU.
+/// Otherwise, and for a weight with 2:4 columns, it runs on the host.
 ///
 /// # Errors
 /// The errors of [`gptq`]; [`QuantError::Read`] if the device fails.

@@ -24,7 +24,7 @@ pub trait RoundingBackend: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// Finds scales and zero points like [`gptq_grids`](Self::gptq_grids), for a group of more rows
-    /// than a block, by the errors of its weights.
+    /// than a block, by the squared errors of its weights, weighted by `moments`.
     #[fusion(meta = weighted_grids_spec)]
     fn gptq_weighted_grids(
         rows: FloatTensor<Self>,

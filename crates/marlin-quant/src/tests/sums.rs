@@ -37,7 +37,7 @@ fn the_devices_sums_are_those_of_the_host() {
     sums.add(Tensor::from_data([[1.0, 2.0]], &device)).unwrap();
     sums.add(Tensor::from_data([[1.0, f32::NAN]], &device))
         .unwrap();
-    // Batches are checked when there are sixteen, or the sums are used.
+    // Batches are checked when there are sixteen of them, or when the sums are used.
     let refused = QuantError::NonFiniteBatch { batch: 1 };
     assert_eq!(sums.hessian(), Err(refused.clone()));
     let mut add = || sums.add(Tensor::from_data([[1.0, 2.0]], &device));
@@ -47,15 +47,16 @@ fn the_devices_sums_are_those_of_the_host() {
     assert_eq!(add(), Err(refused));
 }
 
-/// Checks that outputs are nearer to the float model's if the sums have its inputs beside those of
-/// the layer, or a residual that the layer's outputs have to make up for.
+/// Checks that outputs are nearer to those of the float model if the sums include the float model's
+/// inputs, or a residual.
 #[test]
 fn outputs_make_up_for_inputs_that_are_off() {
     let mut rng = rng();
     let (k, n, tokens) = (64, 20, 400);
     let (weight, float) = (random(k * n, &mut rng), activations(tokens, k, &mut rng));
     let float = tensor(float, k);
-    // The part of the inputs' error, and of the residual, that can be made up for.
+    // The part of the inputs' error, and of the residual, that a change of the weight can
+    // compensate for.
     let (mix, matrix) = (
         tensor(random(k * k, &mut rng), k),
         tensor(random(k * n, &mut rng), n),

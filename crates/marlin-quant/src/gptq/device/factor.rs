@@ -14,8 +14,8 @@ const BLOCK: usize = 128;
 
 /// Returns the upper triangular `U` with `H⁻¹ = Uᵀ U` of a Hessian [K, K] whose features are
 /// rounded in `order`, and the damping that was used: the device's form of
-/// [`InverseFactor`](crate::factor::InverseFactor). Beside the Hessian, only one matrix of its size
-/// is on the device: each step overwrites the result of the step before.
+/// [`InverseFactor`](crate::factor::InverseFactor). Besides the Hessian, only one matrix of its
+/// size is on the device: each step overwrites the result of the previous step.
 pub(super) fn inverse_factor(
     hessian: &Tensor<2>,
     order: &Tensor<1, Int>,
@@ -95,8 +95,8 @@ fn upper_blocks(
             Tensor::<2>::from_data(TensorData::new(values, [rows, rows]), (&device, DType::F32))
         };
         let inverted = to_device(inverted);
-        // This product is computed before anything is written: if another tensor still referred to
-        // the matrix then, all of it would be copied.
+        // This product is computed before the matrix is written. A write copies the whole matrix if
+        // another tensor still refers to it.
         let above = (start > 0)
             .then(|| product(panel.slice(s![0..start, ..]), inverted.clone().transpose()));
         factor = factor.slice_assign(

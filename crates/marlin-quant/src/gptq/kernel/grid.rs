@@ -73,16 +73,17 @@ pub(super) fn code(value: f32, scale: f32, zero: f32, #[comptime] levels: Levels
     )
 }
 
-/// Rounds a value, not below 0, to a dtype. Above the largest value of f16, it rounds as f16 would
-/// with a larger exponent, and the host refuses the result. The rounding uses arithmetic, because
+/// Rounds a non-negative value to a dtype. A value above the largest f16 value is rounded as if f16
+/// had larger exponents, and the host refuses the result. The rounding uses arithmetic, because
 /// NVIDIA's compiler for Vulkan drops a conversion to the dtype and back.
 #[cube]
 fn rounded_to(value: f32, #[comptime] dtype: ScaleDtype) -> f32 {
     if comptime!(dtype == ScaleDtype::F32) {
         value
     } else {
-        // The bits after the leading one, and the least exponent, below which neighbouring values
-        // are no closer. For bf16 it would be -126, for which the step is not a normal number.
+        // The number of bits after the leading one, and the least exponent: below it, the step
+        // between neighbouring values stays the same. For bf16, the least exponent is -119 instead
+        // of -126, for which the step is not a normal number.
         let (bits, least) = comptime!(if dtype == ScaleDtype::F16 {
             (10, -14i32)
         } else {
