@@ -1,5 +1,5 @@
-//! Computes the digest of the sources of a decode step, which records of whole models contain: the
-//! benches also run on machines without the sources.
+//! Computes the digest of the sources of a decode step, which records of whole models contain. The
+//! digest is computed at build time because the benches also run on machines without the sources.
 
 use std::error::Error;
 use std::path::Path;

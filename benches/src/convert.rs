@@ -15,7 +15,7 @@ use std::path::Path;
 use std::thread::available_parallelism;
 use std::time::Instant;
 
-/// K and N of a layer.
+/// The values of K and N of a layer.
 const FEATURES: usize = 8192;
 /// The number of timed reads of a layer, after one that is not timed.
 const READS: usize = 15;
@@ -23,8 +23,8 @@ const READS: usize = 15;
 const CACHE_BYTES: usize = 256 << 20;
 const LAYER: &str = "layer";
 
-/// Reads a layer of every format several times, and prints a line for each: bytes of the layer's
-/// tensors, median time, gigabytes per second.
+/// Reads a layer of every format several times, and prints a line for each format: bytes of the
+/// layer's tensors, median time, gigabytes per second.
 pub fn run(args: &ConvertArgs) -> Result<(), BenchError> {
     println!(
         "K = N = {FEATURES}, {}, {} cores",
@@ -47,8 +47,9 @@ pub fn run(args: &ConvertArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Returns the bytes of a layer's tensors, and the median time to read them as a loader does: from
-/// mapped files that are not in the processor's caches, into the memory of the previous weight.
+/// Returns the bytes of a layer's tensors, and the median time in seconds to read the tensors as a
+/// loader does: from mapped files that are not in the processor's caches, into the memory of the
+/// previous weight.
 fn time(format: &LayerFormat) -> Result<(f64, f64), BenchError> {
     let parent = tempfile::tempdir().map_err(|source| BenchError::File {
         path: std::env::temp_dir(),
@@ -180,7 +181,7 @@ fn tensors_of(format: &LayerFormat) -> Vec<TensorData> {
     if spec.has_zero_points() || matches!(format, LayerFormat::Gptq(_)) {
         let mut bytes = vec![0; 4 * zero_points_shape[0] * zero_points_shape[1]];
         rng.fill_bytes(&mut bytes);
-        // GPTQ's version 1 cannot represent the largest value.
+        // GPTQ's version 1 cannot represent the largest zero point.
         bytes.iter_mut().for_each(|byte| *byte &= 0x77);
         tensors.push(tensor(zero_points, Dtype::I32, &zero_points_shape, bytes));
     }
@@ -213,7 +214,7 @@ fn tensors_of(format: &LayerFormat) -> Vec<TensorData> {
             }
         }
         LayerFormat::Marlin24(_, names) => {
-            // The two kept rows of every four; a byte is for eight rows.
+            // A nibble names the two stored rows of every four, so a byte describes eight rows.
             let pairs = [4, 8, 9, 12, 13, 14];
             let mut pair = || *pairs.choose(rng).unwrap_or(&4u8);
             let bytes = (0..k * n / 8).map(|_| pair() | (pair() << 4)).collect();

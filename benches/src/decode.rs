@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The models, weights and lengths to time.
+/// The arguments of the decode bench: models, weights and lengths.
 #[derive(Args)]
 pub struct DecodeArgs {
     /// The models whose shapes to use.
@@ -23,7 +23,7 @@ pub struct DecodeArgs {
     /// The formats of the layers' weights.
     #[arg(long, value_delimiter = ',', default_values_t = [Weights::W4a16, Weights::F16], value_enum)]
     weights: Vec<Weights>,
-    /// Numbers of sequences that decode together.
+    /// Numbers of requests that decode together.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128])]
     batch: Vec<usize>,
     /// Tokens per prompt.
@@ -61,7 +61,7 @@ pub enum Preset {
     Shipped,
 }
 
-/// The format of the layers' weights; the head is in f16.
+/// The format of the layers' weights; the lm_head is in f16.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Weights {
     /// 4 bits, groups of 128, symmetric.
@@ -71,7 +71,7 @@ pub enum Weights {
     W4a16TwoFour,
     /// 8 bits, groups of 128, symmetric.
     W8a16,
-    /// The same, 2:4.
+    /// 8 bits, groups of 128, symmetric, 2:4.
     #[value(name = "w8a16-24")]
     W8a16TwoFour,
     /// Burn's own layers in f16.
@@ -79,7 +79,7 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// The format of quantised layers; `None` for float layers.
+    /// Returns the format of quantised layers; `None` for float layers.
     pub fn format(self) -> Option<WeightFormat> {
         let dense = |spec: fn(GroupSize) -> QuantSpec| WeightFormat::dense(spec(GroupSize::G128));
         match self {
@@ -92,7 +92,7 @@ impl Weights {
     }
 }
 
-/// One run.
+/// The figures of one run.
 #[derive(Debug, Serialize)]
 pub struct StepFigure {
     /// Always "step", for a whole step.
@@ -109,13 +109,13 @@ pub struct StepFigure {
     ttft_ms: f64,
     /// Prompt tokens per second.
     prefill_tokens_per_second: f64,
-    /// The time of one step after the first, in milliseconds.
+    /// The mean time of a step after the first, in milliseconds.
     time_per_output_token_ms: f64,
     tokens_per_second: f64,
     /// Bytes of weights that a step reads.
     weight_bytes: usize,
     /// The bytes of weights read per second, as a fraction of the card's read rate; `None` if that
-    /// was not measured.
+    /// rate was not measured.
     read_fraction: Option<f64>,
 }
 
@@ -214,7 +214,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
                         bytes,
                         (times, rates(&name)),
                     ));
-                    // Written after every run, as a run takes minutes.
+                    // The record is written after every run, because a run takes minutes.
                     if let Some(path) = &args.record {
                         record::write(path, &name, &rows)?;
                     }
@@ -235,7 +235,7 @@ pub fn failed(error: impl Display) -> BenchError {
     BenchError::Model(error.to_string())
 }
 
-/// The name of a value on the command line.
+/// Returns the name of a value on the command line.
 pub fn value_name(value: impl ValueEnum) -> String {
     value
         .to_possible_value()
@@ -249,8 +249,8 @@ fn float_bytes(config: &ModelConfig) -> usize {
     2 * (config.num_hidden_layers * layer + 2 * config.vocab_size * config.hidden_size)
 }
 
-/// Returns the bytes of weights that a step reads: all except the embedding, of which it reads one
-/// row.
+/// Returns the bytes of weights that a step reads: all except the embedding, of which a step reads
+/// one row per sequence.
 fn weight_bytes(model: &Model) -> usize {
     let config = model.config();
     let norms = 2 * (2 * config.num_hidden_layers + 1) * config.hidden_size;
@@ -261,23 +261,24 @@ fn weight_bytes(model: &Model) -> usize {
     norms + projections.sum::<usize>()
 }
 
-/// The seconds to the first token of every sequence, and of each later step.
+/// The time to the first token of every sequence, and the mean time of each later step, in seconds.
 struct Times {
     first: f64,
     step: f64,
 }
 
-/// The fewest tokens of a chunk of prompts, unless a prompt has fewer.
+/// The minimum number of tokens of a prefill chunk, unless a prompt has fewer.
 pub const CHUNK: usize = 512;
 
-/// Returns an upper bound of the number of steps between the first token of any of `batch`
-/// requests that are added together and the first token of the last one: a step reads one chunk of
-/// prompts.
+/// Returns an upper bound of the number of prefill steps of `batch` requests that are added
+/// together, each with `prompt_tokens` tokens. Each step processes one chunk of prompts. The bound
+/// is the maximum number of steps between the first token of any request and the first token of the
+/// last one.
 pub fn prefill_steps(batch: usize, prompt_tokens: usize) -> usize {
     batch * prompt_tokens.div_ceil(CHUNK).max(1)
 }
 
-/// Decodes once to compile and record everything, and a second time to measure.
+/// Decodes once to compile and record all passes, and a second time to measure.
 fn time(
     model: &Arc<Model>,
     batch: usize,
@@ -300,7 +301,7 @@ fn time(
         for _ in 1..steps {
             let tokens = step(&mut engine, batch)?;
             if tokens < batch {
-                // With fewer sequences, the time would be lower.
+                // With fewer sequences, the measured time would be too short.
                 return Err(BenchError::Model(format!(
                     "{tokens} of {batch} sequences went on"
                 )));
@@ -320,7 +321,7 @@ fn time(
 /// Adds `batch` requests, prompts of `prompt_tokens` each, different ones in each round, and steps
 /// until every one of them has its first token. Returns the seconds.
 ///
-/// Afterwards, every sequence can decode at least `new_tokens - 1` more tokens.
+/// After the call, every sequence can decode at least `new_tokens - 1` more tokens.
 pub fn first_tokens(
     engine: &mut Engine,
     vocab: usize,
@@ -329,12 +330,12 @@ pub fn first_tokens(
 ) -> Result<f64, BenchError> {
     let start = Instant::now();
     add_requests(engine, vocab, [batch, prompt_tokens, new_tokens], round)?;
-    // Sequences whose prompts were read first decode while the others are read.
+    // Sequences whose prefill is complete decode during the prefill of the others.
     while step(engine, batch)? < batch {}
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Adds requests as [`first_tokens`] does, without reading them.
+/// Adds requests as [`first_tokens`] does, without any step.
 pub fn add_requests(
     engine: &mut Engine,
     vocab: usize,

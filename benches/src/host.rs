@@ -22,11 +22,12 @@ const RUN: usize = 10;
 /// The bytes of all float copies of a layer. The copies are called in turn, so that weights come
 /// from memory and not from a cache, as in a model.
 const COPIES: usize = 256 << 20;
-/// Hidden and intermediate features of a block of BERT's base model.
+/// The number of hidden features of a block of BERT's base model; `INTERMEDIATE` is the number of
+/// intermediate features.
 const HIDDEN: usize = 768;
 const INTERMEDIATE: usize = 3072;
 
-/// The problems and threads to time.
+/// The arguments of the host bench: rows of activations and models.
 #[derive(Args)]
 pub struct HostArgs {
     /// Rows of activations.
@@ -83,17 +84,17 @@ struct Record {
     models: Vec<ModelRow>,
 }
 
-/// Memory of the process during the conversion of a model.
+/// The memory of the process during the conversion of a model, in megabytes.
 #[derive(Debug, Serialize)]
 struct MemoryRow {
     model: &'static str,
     float_mb: f64,
     int4_mb: f64,
-    /// The peak memory during the conversion, minus that of the float model.
+    /// The peak memory during the conversion, minus the memory of the float model.
     peak_above_float_mb: f64,
 }
 
-/// The linear layers of a block of BERT, one after the other.
+/// The linear layers of a block of BERT, without attention and activation functions.
 #[derive(Module, Debug)]
 struct Block {
     query: Linear,
@@ -226,7 +227,8 @@ fn layers(rows: usize, spec: &QuantSpec, device: &Device) -> Result<Vec<LayerRow
     Ok(out)
 }
 
-/// Converts twelve blocks of BERT; `None` if the system does not report a process's memory.
+/// Converts twelve blocks of BERT, and returns the memory that the conversion takes; `None` if the
+/// system does not report a process's memory.
 fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchError> {
     const MB: f64 = 1e6;
     let model: Vec<Block> = (0..12).map(|_| Block::new(device)).collect();
@@ -263,7 +265,8 @@ fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchE
     Ok(Some(row))
 }
 
-/// Reads a value in units of 1024 bytes from a file of Linux that has one line for each value.
+/// Returns a value, in units of 1024 bytes, from a Linux file that has one line for each value,
+/// such as `/proc/meminfo`.
 pub fn kilobytes(path: &str, name: &str) -> Option<u64> {
     let status = std::fs::read_to_string(path).ok()?;
     status.lines().find_map(|line| {
@@ -275,7 +278,7 @@ pub fn kilobytes(path: &str, name: &str) -> Option<u64> {
     })
 }
 
-/// Creates as many modules as take [`COPIES`] bytes in f32.
+/// Creates enough modules to take [`COPIES`] bytes in f32.
 fn copies<M: Module>(module: impl Fn() -> M) -> Vec<M> {
     let first = module();
     let count = COPIES.div_ceil(4 * first.num_params()).max(1);
@@ -296,7 +299,8 @@ fn converted<M: Module>(modules: &[M], convert: &WeightQuantizer) -> Result<Vec<
         .collect()
 }
 
-/// Times both modules in alternating runs, so that other load on the machine affects both.
+/// Times the float and the 4-bit module in alternating runs, so that other load on the machine
+/// affects both modules.
 fn row<F, Q, A, B>(
     layer: &'static str,
     rows: usize,
@@ -403,7 +407,7 @@ fn failed(error: impl std::fmt::Display) -> BenchError {
     BenchError::Model(error.to_string())
 }
 
-/// Returns Linux's name of the processor.
+/// Returns the name of the processor that Linux reports.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text

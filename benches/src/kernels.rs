@@ -15,7 +15,7 @@ use marlin_kernels::{
     ActivationDtype, Kernel, Operands, Plan, QuantProblem, Reason, Target, launch, plan, tile,
 };
 
-/// The rates of a card, from which the floor is computed.
+/// The measured rates of a card, from which the lower bound of a time is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Rates {
     /// Bytes read per second.

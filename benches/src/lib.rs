@@ -1,8 +1,8 @@
 //! Times the kernels on an NVIDIA card and on the host's cores, and the reading of checkpoints, as
 //! described in the README of this folder: `cargo xtask bench kernels`.
 //!
-//! All benches are one program. It is also a library with one function, [`main`], so that a binary
-//! of several programs can contain it.
+//! All benches are one program. The crate is also a library with one function, [`main`], so that a
+//! binary that combines several programs can contain the benches.
 
 mod convert;
 #[cfg(feature = "cuda")]
@@ -66,7 +66,7 @@ enum Command {
     Host(host::HostArgs),
 }
 
-/// The kernels and problems to time.
+/// The arguments of the kernel bench: formats and shapes.
 #[cfg(feature = "cuda")]
 #[derive(Args)]
 struct KernelArgs {
@@ -102,7 +102,7 @@ struct KernelArgs {
     record: Option<PathBuf>,
 }
 
-/// The checkpoints to read.
+/// The arguments of the convert bench: the checkpoint formats to read.
 #[derive(Args)]
 struct ConvertArgs {
     /// Read only formats with all of these words in their names, such as `gptq int8`.
@@ -154,8 +154,8 @@ enum BenchError {
     Json(#[from] serde_json::Error),
 }
 
-/// Runs the benches with their arguments, the first of which is the program's name, and returns the
-/// exit status.
+/// Runs the bench that the arguments name, and returns the exit status. The first argument is the
+/// program's name.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let result = match Cli::parse_from(args).command {
         #[cfg(feature = "cuda")]

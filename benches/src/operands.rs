@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 /// that no call finds its weight in the cache.
 const WEIGHT_BYTES: usize = 240_000_000;
 
-/// Copies of a weight on the device, together larger than the cache.
+/// Copies of a weight on the device, which together exceed the second-level cache.
 pub struct Weights {
     copies: Vec<WeightTensors<(Handle, usize)>>,
 }
@@ -55,7 +55,7 @@ impl Weights {
         }
     }
 
-    /// The number of copies.
+    /// Returns the number of copies.
     pub fn copies(&self) -> usize {
         self.copies.len()
     }
@@ -92,8 +92,7 @@ pub fn activations(client: &Client, m: usize, k: usize, dtype: ActivationDtype) 
 
 /// Returns a buffer of `elements` elements as an argument.
 pub fn buffer(handle: &Handle, elements: usize) -> BufferArg {
-    // SAFETY: every handle of this bench was made for the number of elements that it is passed
-    // with.
+    // SAFETY: callers pass the number of elements for which the handle's buffer was made.
     unsafe { BufferArg::from_raw_parts(handle.clone(), elements) }
 }
 
@@ -104,8 +103,8 @@ pub fn random_bytes(count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns random bytes of metadata. Each byte has two of the nibbles that name two rows in order;
-/// the product with other nibbles is not defined.
+/// Returns random bytes of metadata. Each byte has two nibbles, and each nibble names two rows in
+/// ascending order. The product with other nibbles is undefined.
 fn random_metadata(rng: &mut SmallRng, count: usize) -> Vec<u8> {
     let mut nibble = || MetadataLayout::NIBBLES[rng.random_range(0..MetadataLayout::NIBBLES.len())];
     (0..count).map(|_| nibble() | nibble() << 4).collect()

@@ -11,7 +11,7 @@ use std::time::Instant;
 const REPLAYS: usize = 20;
 
 /// Prints the time of each part of a step with `rows` sequences at `position`, in microseconds, for
-/// all layers and for one.
+/// all layers and for one layer.
 pub fn report(model: &Model, rows: usize, position: usize) -> Result<(), BenchError> {
     let (device, config) = (model.device(), model.config().clone());
     let layers = config.num_hidden_layers;
@@ -70,8 +70,8 @@ pub fn report(model: &Model, rows: usize, position: usize) -> Result<(), BenchEr
         for _ in 0..3 {
             let start = Instant::now();
             for _ in 0..REPLAYS {
-                // SAFETY: everything that the graph reads and writes lives to the end of this
-                // function, which is all that runs on the device.
+                // SAFETY: every buffer that the graph reads or writes lives to the end of this
+                // function, and nothing else runs on the device.
                 unsafe { graph.replay() };
             }
             device

@@ -20,7 +20,7 @@ const ROUNDS: usize = 5;
 /// The number of steps that are timed before prompts are added.
 const STEPS: usize = 32;
 
-/// The models, weights and prompts to time.
+/// The arguments of the prompt bench: models, weights and prompts.
 #[derive(Args)]
 pub struct PromptArgs {
     /// The models whose shapes to use.
@@ -68,7 +68,7 @@ impl FromStr for Prompts {
     }
 }
 
-/// One figure.
+/// The time to the first token for one number and length of prompts.
 #[derive(Debug, Serialize)]
 struct PromptFigure {
     /// Always "step": prompts run the kernels of a step.
@@ -82,31 +82,31 @@ struct PromptFigure {
     /// The median time from adding the prompts to the first token of the last prompt, in
     /// milliseconds, with everything compiled and recorded.
     ttft_ms: f64,
-    /// The shortest of these times.
+    /// The shortest time to the first token of the last prompt, in milliseconds.
     best_ms: f64,
     tokens_per_second: f64,
 }
 
-/// The times of decode steps while prompts are read.
+/// The times of decode steps before and during the prefill of prompts.
 #[derive(Debug, Serialize)]
 struct RunningRow {
-    /// Always "step", as in a [`Row`].
+    /// Always "step", as in a [`PromptFigure`].
     routine: &'static str,
     digest: &'static str,
     model: String,
     weights: String,
-    /// The number of sequences that decode.
+    /// The number of sequences that decode throughout.
     running: usize,
     prompts: usize,
     tokens: usize,
-    /// The number of prompt tokens that a pass takes.
+    /// The number of prompt tokens that a pass processes.
     chunk: usize,
     /// The median step before prompts are added, in milliseconds; `longest_step_ms` is the
     /// longest.
     step_ms: f64,
     longest_step_ms: f64,
-    /// The median step from then until every prompt has its first token, in milliseconds;
-    /// `longest_joining_step_ms` is the longest.
+    /// The median time of a step after the prompts are added, until every prompt has its first
+    /// token, in milliseconds; `longest_joining_step_ms` is the longest time.
     joining_step_ms: f64,
     longest_joining_step_ms: f64,
 }
@@ -195,7 +195,7 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Returns the seconds of each round to the first token of all prompts.
+/// Returns the time of each round to the first token of all prompts, in seconds.
 fn time(model: &Arc<Model>, Prompts { count, tokens }: Prompts) -> Result<Vec<f64>, BenchError> {
     let mut engine = Engine::new(model.clone(), count).map_err(failed)?;
     let mut times = Vec::with_capacity(ROUNDS + 1);
@@ -213,8 +213,8 @@ fn time(model: &Arc<Model>, Prompts { count, tokens }: Prompts) -> Result<Vec<f6
     Ok(times.split_off(1))
 }
 
-/// Prints and returns the median and the longest step of `running` sequences in milliseconds, alone
-/// and while prompts are read beside them in chunks of [`CHUNK`] tokens.
+/// Prints and returns the median and the longest step of `running` sequences in milliseconds, first
+/// without and then with the prefill of prompts in chunks of [`CHUNK`] tokens.
 fn interfere(
     model: &Arc<Model>,
     running: usize,

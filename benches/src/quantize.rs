@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The model and the text to time.
+/// The arguments of the quantise bench: the model and the calibration documents.
 #[derive(Args)]
 pub struct QuantizeArgs {
     /// The model whose shape to use.
@@ -133,9 +133,9 @@ pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
 /// The peak memory over some time, in bytes.
 #[derive(Clone, Copy, Default)]
 struct Memory {
-    /// The memory of tensors on the device, as sampled.
+    /// The memory of tensors on the device.
     in_use: u64,
-    /// The memory of the pages that hold the tensors.
+    /// The memory reserved on the device for tensors.
     reserved: u64,
     /// The memory of this process, without the pages of mapped files and without the driver's
     /// pinned memory.
@@ -168,7 +168,7 @@ impl fmt::Display for Memory {
     }
 }
 
-/// Samples the memory every ten milliseconds.
+/// A thread that samples the memory every ten milliseconds.
 struct MemoryWatch {
     most: Arc<Mutex<Memory>>,
     watcher: JoinHandle<()>,
@@ -179,7 +179,7 @@ impl MemoryWatch {
     fn start(device: Device) -> Self {
         let most = Arc::new(Mutex::new(Memory::default()));
         let available = kilobytes("/proc/meminfo", "MemAvailable:").unwrap_or(0);
-        // The thread has only a weak reference, and ends when the caller's reference is gone.
+        // The thread has only a weak reference, and ends when the caller's reference is dropped.
         let seen = Arc::downgrade(&most);
         let watcher = thread::spawn(move || {
             while let Some(most) = seen.upgrade() {
@@ -216,8 +216,8 @@ impl MemoryWatch {
     }
 }
 
-/// Writes a float folder. Weights are noise on a few directions, with input features of different
-/// sizes: the second moments have a decreasing spectrum.
+/// Writes a float folder. Each weight is noise plus one direction that its rows share, with input
+/// features of different sizes, so that the second moments have a decreasing spectrum.
 fn write(dir: &Path, config: &ModelConfig) -> Result<(), BenchError> {
     const NOISE: usize = (1 << 20) - 3;
     let mut rng = StdRng::seed_from_u64(0);

@@ -1,4 +1,4 @@
-//! The file with the figures of a run.
+//! The record file with the figures of a run.
 
 use crate::BenchError;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 /// The digest of the sources of a decode step, for rows of whole models; `build.rs` computes it.
 pub const STEP_DIGEST: &str = env!("STEP_DIGEST");
 
-/// One figure.
+/// The time of a kernel for one problem.
 #[derive(Debug, Serialize)]
 pub struct KernelFigure {
     /// The routine that was timed.
@@ -22,24 +22,24 @@ pub struct KernelFigure {
     pub k: usize,
     pub n: usize,
     pub m: usize,
-    /// Bits of a weight.
+    /// The number of bits of a weight.
     pub bits: usize,
-    /// Rows of K that share a scale; -1 for all.
+    /// The number of rows of K that share a scale; -1 for all.
     pub group: i64,
     pub zero_points: bool,
-    /// True with act-order.
+    /// True if the weight has act-order.
     pub act_order: bool,
-    /// `dense` or `2:4`.
+    /// The sparsity of the weight, `dense` or `2:4`.
     pub sparsity: String,
     pub dtype: &'static str,
-    /// Microseconds of a call.
+    /// The time of a call in microseconds.
     pub us: f64,
     /// The lower bound of the time from the rates of the card's memory and tensor cores, in
     /// microseconds; `None` if the rates were not measured.
     pub floor_us: Option<f64>,
 }
 
-/// A run on one card.
+/// The record of a run on one card.
 #[derive(Debug, Serialize)]
 struct Record<'a, R> {
     card: &'a str,
@@ -48,7 +48,7 @@ struct Record<'a, R> {
     rows: &'a [R],
 }
 
-/// Writes the rows of a run.
+/// Writes the rows of a run to a record file.
 pub fn write<R: Serialize>(path: &Path, card: &str, rows: &[R]) -> Result<(), BenchError> {
     let date = OffsetDateTime::now_utc().date().to_string();
     let record = Record {

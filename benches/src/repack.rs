@@ -15,9 +15,10 @@ use marlin_format::{
 use marlin_kernels::{ActivationDtype, QuantProblem, repack};
 use std::time::{Duration, Instant};
 
-/// Layers of Llama 2 70B.
+/// The number of layers of Llama 2 70B.
 const LAYERS: usize = 80;
-/// The linear layers of one block, with q, k, v and gate, up joined as inference engines do.
+/// The linear layers of one block. As in inference engines, q, k and v are one layer, and gate and
+/// up are one layer.
 const LAYER: [&str; 4] = ["70b.qkv", "70b.o", "70b.gate_up", "70b.down"];
 
 /// Copies all layers to the device and repacks them there, and prints the times and the peak
@@ -80,12 +81,12 @@ pub fn run() -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The weight of a shape in the plain layout.
+/// Returns the descriptor of a shape's weight in the plain layout.
 fn weight(shape: &Shape) -> WeightDescriptor {
     WeightDescriptor::plain(QuantSpec::int4(GroupSize::G128), shape.k, shape.n)
 }
 
-/// Returns the bytes of a tensor.
+/// Returns the number of bytes of a tensor.
 fn bytes(role: WeightTensor, tensor: &TensorDescriptor) -> usize {
     tensor.elements() * if role == WeightTensor::Scales { 2 } else { 4 }
 }

@@ -14,8 +14,8 @@ const fn shape(name: &'static str, k: usize, n: usize) -> Shape {
     Shape { name, k, n }
 }
 
-/// The linear layers of Llama 2 7B, Llama 3 8B and Llama 2 70B, with q, k, v and gate, up joined as
-/// inference engines do; and one large shape.
+/// The linear layers of Llama 2 7B, Llama 3 8B and Llama 2 70B, and one large shape. As in
+/// inference engines, q, k and v are one layer, and gate and up are one layer.
 const SHAPES: [Shape; 12] = [
     shape("7b.qkv", 4096, 12288),
     shape("7b.o", 4096, 4096),
@@ -31,7 +31,7 @@ const SHAPES: [Shape; 12] = [
     shape("ideal", 18432, 73728),
 ];
 
-/// Rows of activations to time by default.
+/// The numbers of rows of activations that are timed by default.
 pub const ROWS: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 
 /// Returns the shapes with the given names; all shapes if there are no names.

@@ -15,12 +15,12 @@ use burn_marlin::{Error, GroupSize, QuantSpec, ScaleDtype, WeightQuantizer};
 use libtest_mimic::Trial;
 use marlin_testing::relative_error;
 
-/// The largest relative error to a model with the same weights in float: from the rounding of f32
-/// sums, and of the activations computed from them.
+/// The largest relative error against a float model with the same weights. It comes from the
+/// rounding of f32 sums, and of the activations computed from the sums.
 pub const SAME_WEIGHTS: f64 = 2e-4;
 
-/// The same if Burn's own matmul runs on the device: on CUDA it may compute f32 in TF32, with 10
-/// bits of mantissa.
+/// The largest relative error against a float model with the same weights if Burn's own matmul runs
+/// on the device. On CUDA, that matmul may compute f32 in TF32, with 10 bits of mantissa.
 pub const SAME_WEIGHTS_IN_BURN: f64 = 2e-3;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
@@ -76,8 +76,8 @@ pub fn convert_to<M: Module>(spec: QuantSpec, model: M) -> (M, burn_marlin::Repo
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Returns the formats of both bit widths, each with the range of the error that its rounding
-/// causes in a small model.
+/// Returns a format of each bit width, with the range of the error that its rounding causes in a
+/// small model.
 fn widths(group: GroupSize) -> [(QuantSpec, std::ops::Range<f64>); 2] {
     [
         (QuantSpec::int4(group), 1e-3..0.25),
@@ -120,7 +120,8 @@ pub fn on_flex<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
     Tensor::from_data(x.to_data(), &Device::flex())
 }
 
-/// Below 1e-8 f16 scales leave nothing of a weight, and the report says so.
+/// Checks that the report counts groups whose scales are zero in f16: weights scaled by 1e-8. In
+/// bf16 no scale is zero.
 fn small(device: &Device) {
     let mut float = Mlp::new([64, 96, 32], LinearLayout::Row, true, device);
     float.down.weight = float.down.weight.map(|weight| weight.mul_scalar(1e-8));

@@ -34,7 +34,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
         "checkpoints::parameters_may_be_missing_where_an_option_says_so",
         missing,
     ));
-    // Only its tensors show their strides.
+    // Only tensors of Flex give access to their strides.
     if device.name == "flex" {
         tests.push(trial(
             device,
@@ -52,7 +52,7 @@ fn batch(device: &Device) -> Tensor<2> {
     Tensor::random([3, 128], Distribution::Normal(0.0, 1.0), device)
 }
 
-/// A folder that a model is exported to.
+/// Exports a model to a folder, which exists as long as the returned guard.
 fn folder<M: Module>(model: &M) -> (TempDir, PathBuf) {
     let parent = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
     let dir = parent.path().join("exported");
@@ -89,7 +89,7 @@ fn exported(device: &Device) {
     }
 }
 
-/// A layer that is quantised in the model's own type, between others.
+/// A model whose type has a quantised layer after a float layer.
 #[derive(Module, Debug)]
 struct Written {
     first: Linear,
@@ -181,7 +181,7 @@ fn exported_layer(device: &Device) {
             refused(adapted, "layer.weight"),
             LoadError::Reparameterized { .. }
         ));
-        // A float layer in the file is no quantised weight.
+        // A float layer in the file cannot be loaded as a quantised weight.
         #[derive(Module, Debug)]
         struct Float {
             first: Linear,
@@ -201,14 +201,14 @@ fn exported_layer(device: &Device) {
     }
 }
 
-/// A model with a head of its own.
+/// A model whose head has its own weight.
 #[derive(Module, Debug)]
 struct Headed {
     embedding: Embedding,
     head: Linear,
 }
 
-/// The same model where the head is the embedding's weight: a file has it once.
+/// A model whose head is the weight of the embedding, which a file holds once.
 #[derive(Module, Debug)]
 struct Headless {
     embedding: Embedding,
@@ -258,7 +258,8 @@ fn missing(device: &Device) {
     );
     assert!(report.to_string().contains("head.bias"), "{report}");
 
-    // What may be missing is loaded where the file has it, and what is missing besides is an error.
+    // A parameter that may be missing is loaded if the file has it. A missing parameter that no
+    // pattern allows is an error.
     let all = LoadOptions::new(KeyRemapper::new()).allow_missing("");
     let (_parent, whole) = folder(&loaded);
     let (again, report) = WeightQuantizer::load_with(headed(), &whole, &all)
@@ -281,8 +282,7 @@ fn missing(device: &Device) {
     assert!(matches!(error, LoadError::Pattern { .. }), "{error}");
 }
 
-/// Checks that loaded weights lie in memory as Burn's own store leaves them, in the order of their
-/// shape.
+/// Checks that loaded weights are contiguous in memory, as Burn's own store leaves them.
 fn contiguous(device: &Device) {
     let model = fresh(device);
     let (_parent, dir) = folder(&model);

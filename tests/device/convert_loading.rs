@@ -101,8 +101,8 @@ fn record_of<M: Module>(model: &M) -> ModuleRecord {
     ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Checks that a materialised weight is saved as float, and also a tensor that a user puts into the
-/// parameter of a converted layer.
+/// Checks that a materialised weight is saved as float, and that a tensor which a user puts into
+/// the parameter of a converted layer is saved as given.
 fn materialized(device: &Device) {
     let (model, _) = convert(fresh(device), GroupSize::G32);
     let x = batch(device);
@@ -176,7 +176,8 @@ fn any_time(device: &Device) {
             values(loaded.forward(x.clone())) == expected,
             "after {what}"
         );
-        // Without the reset, Burn either returns an error or loads the whole record.
+        // Without the reset of the placeholders, Burn either returns an error or loads the whole
+        // record.
         let model = used(convert(fresh(device), GroupSize::G32).0, device);
         if let Ok(loaded) = model.try_load_record(record_of(&saved)) {
             assert!(
@@ -188,7 +189,8 @@ fn any_time(device: &Device) {
 }
 
 fn unloaded(device: &Device) {
-    // The record has another group and width than the model was made for; its format is used.
+    // The record has another group and bit width than the model was made for; the record's format
+    // is used.
     let (saved, _) = convert_to(
         QuantSpec::int8(GroupSize::G32).with_zero_points(),
         fresh(device),

@@ -1,5 +1,5 @@
-//! Conversion of models of several structures: the converted weights, and everything that Burn does
-//! with converted models.
+//! Conversion of models of several structures: the converted weights, and the operations of Burn on
+//! converted models.
 
 mod other_types;
 mod round_trips;
@@ -159,7 +159,7 @@ fn reports(device: &Device) {
         before - after,
         "what is not converted counts the same before and after"
     );
-    // Two lines of totals, and one for each projection of a layer.
+    // The short report has two lines of totals, and one line for each projection of a layer.
     assert_eq!(report.to_string().lines().count(), 2 + 6, "short: {report}");
     assert!(
         report

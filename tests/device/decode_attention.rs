@@ -1,5 +1,5 @@
-//! Decode attention, launched on raw buffers: caches filled with NaN past each sequence, outputs
-//! filled with NaN, lengths around every edge.
+//! Decode attention, launched on raw buffers. Caches are filled with NaN past each sequence,
+//! outputs are filled with NaN, and lengths lie around every edge.
 
 mod bench;
 mod checks;
@@ -109,8 +109,8 @@ fn agrees(device: &Device, is_card: bool, seed: u64) {
             ));
         }
     }
-    // Single rows, so that sequences are split into many parts; with norms, windows, and heads that
-    // are rotated in part or not at all.
+    // The shapes have single rows, so that sequences are split into many parts. They have norms,
+    // windows, and heads that are rotated in part or not at all.
     let (head_dim, groups) = if is_card { (128, [4, 1]) } else { (16, [4, 1]) };
     for group in groups {
         let mut plain = || {
@@ -148,7 +148,7 @@ fn agrees(device: &Device, is_card: bool, seed: u64) {
                 .for_each(|position| check(&client, &shape, &[*position], seed));
         }
     }
-    // More blocks than the device runs at once: rows are not split.
+    // This shape takes more blocks than the device runs at once, so rows are not split.
     if is_card {
         check(
             &client,
@@ -172,7 +172,7 @@ fn long(device: &Device, is_card: bool, seed: u64) {
         (1, [4, 1], 131_072, half),
         (1, [8, 1], 131_072, brain),
         (3, [2, 2], 40_000, half),
-        // A long sequence among many: splits of the greatest length.
+        // A long sequence among many has splits of the greatest length.
         (40, [2, 2], 9_000, half),
     ];
     let of_host = [(1, [4, 1], 5_000, half)];
@@ -192,7 +192,7 @@ fn long(device: &Device, is_card: bool, seed: u64) {
     }
 }
 
-/// Decodes one sequence from an empty cache, token by token, in the same buffers.
+/// Decodes two sequences from an empty cache, token by token, in the same buffers.
 fn grows(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
     let steps = if is_card { 700 } else { 20 };
@@ -208,7 +208,7 @@ fn grows(device: &Device, is_card: bool, seed: u64) {
     let mut operands = Operands::random(&shape, &[Some(0)], seed);
     let mut bench = Bench::new(&client, &shape, &operands);
     for position in 0..steps {
-        // The second row is one behind the first.
+        // The second row is one position behind the first.
         let positions = [Some(position), position.checked_sub(1)];
         let fresh = Operands::random(&shape, &[None], seed + position as u64);
         operands.qkv = fresh.qkv;
@@ -239,7 +239,7 @@ fn skips(device: &Device, _: bool, seed: u64) {
     );
 }
 
-/// Checks that runs give the same bits, in whatever order blocks finish.
+/// Checks that runs give the same bits, regardless of the order in which blocks finish.
 fn repeats(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
     let dtype = if computes(device, ActivationDtype::F16) {

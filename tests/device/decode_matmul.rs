@@ -1,4 +1,4 @@
-//! The matmuls of a prompt's attention and of float layers, against f64.
+//! The matmuls of a prompt's attention and of float layers, compared with f64.
 
 use crate::layer::{tensor, values};
 use crate::setup::{Named, trial};
@@ -30,9 +30,9 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     }
 }
 
-/// Heads, rows, used positions of the cache, and features of a head: prompts of one token, of odd
-/// lengths, of one chunk and of more; the heads of several queries stacked to numbers of rows that
-/// are not powers of two; and heads of every size that models have.
+/// The heads, rows, used positions of the cache, and features of a head. The shapes cover prompts
+/// of one token, of odd lengths, of one chunk and of several. Heads of several queries are stacked
+/// to numbers of rows that are not powers of two. Heads have every size that models have.
 const SHAPES: [[usize; 4]; 12] = [
     [1, 1, 1, 64],
     [4, 7, 9, 128],
@@ -61,7 +61,7 @@ fn products(device: &Device, seed: u64) {
                     .collect();
                 tensor(&values, shape, dtype, device)
             };
-            // A view of a larger cache, as in attention.
+            // The keys are a view of a larger cache, as in attention.
             let keys = random([1, heads, positions + 24, head_dim]).slice([
                 0..1,
                 0..heads,
@@ -121,9 +121,9 @@ fn products(device: &Device, seed: u64) {
     }
 }
 
-/// Rows, K and N of layers: rows on both sides of the most that the head's kernel takes, sizes that
-/// are no multiples of a tile, and rows of weights and activations whose bytes are no multiple of
-/// 16.
+/// The rows, K and N of layers. The numbers of rows lie on both sides of the maximum of the lm_head
+/// kernel. Some sizes are not multiples of a tile, and some rows of weights and activations have a
+/// number of bytes that is not a multiple of 16.
 const LAYERS: [[usize; 3]; 9] = [
     [1, 256, 512],
     [32, 256, 70],
@@ -177,8 +177,8 @@ fn linears(device: &Device, seed: u64) {
     }
 }
 
-/// The sum of a product's terms, and the root of the sum of their squares, which errors are
-/// relative to.
+/// Returns the sum of a product's terms, and the square root of the sum of their squares, which
+/// errors are relative to.
 fn sum_of(terms: impl Iterator<Item = f64>) -> [f64; 2] {
     let [sum, squares] = terms.fold([0.0, 0.0], |[sum, squares], term| {
         [sum + term, squares + term * term]

@@ -1,4 +1,5 @@
-//! The kernels of a decode step that compute row by row, against f64, on outputs filled with NaN.
+//! The kernels of a decode step that compute row by row, compared with f64, on outputs filled with
+//! NaN.
 
 use crate::kernels::{buffer, bytes, client, values, words};
 use crate::setup::{Named, computes, float_dtype, is_cpu_runtime, trial};
@@ -61,8 +62,8 @@ const DTYPES: [ActivationDtype; 3] = [
     ActivationDtype::BF16,
 ];
 
-/// Returns rows and features for vectors of every width, and for rows with fewer and more elements
-/// than a cube has units.
+/// Returns shapes for vector loads of every width, and for rows with fewer and more elements than a
+/// block has threads.
 fn shapes(device: &Device) -> Vec<RowsShape> {
     let all = [(1, 64), (3, 100), (2, 33), (1, 4096), (5, 896), (2, 14_336)];
     let few = if is_cpu_runtime(device) { 3 } else { all.len() };
@@ -78,7 +79,7 @@ fn shapes(device: &Device) -> Vec<RowsShape> {
         .collect()
 }
 
-/// Draws values that are exact in a dtype, and returns them and their bytes.
+/// Draws values that are exact in a dtype, and returns the values and their bytes.
 fn random(elements: usize, dtype: ActivationDtype, rng: &mut StdRng) -> (Vec<f64>, Vec<u8>) {
     let bytes = bytes(
         &(0..elements)
@@ -89,7 +90,7 @@ fn random(elements: usize, dtype: ActivationDtype, rng: &mut StdRng) -> (Vec<f64
     (values(&bytes, dtype), bytes)
 }
 
-/// Makes a buffer that is read back, and returns it also as an argument.
+/// Creates a buffer with the given content, and returns its handle and a launch argument for it.
 fn output(client: &Client, content: &[u8], elements: usize) -> (Handle, BufferArg) {
     let handle = client.create_from_slice(content);
     // SAFETY: the buffer was made from as many bytes as `elements` of its dtype take.
@@ -118,8 +119,8 @@ fn check(shape: &RowsShape, found: &[f64], expected: &[f64], seed: u64) {
     );
 }
 
-/// Rows of fewer and more logits than a cube has units, of any size; rows without a token, and
-/// tokens outside of the vocabulary.
+/// Checks log-likelihoods of rows with fewer and more logits than a block has threads and with
+/// large logits, of rows without a token, and of tokens outside the vocabulary.
 fn likelihoods(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     for dtype in DTYPES
@@ -131,7 +132,7 @@ fn likelihoods(device: &Device, seed: u64) {
             let mut logits: Vec<f32> = (0..rows * vocab)
                 .map(|_| rng.random_range(-20.0..20.0))
                 .collect();
-            // A row whose exponentials are all out of range.
+            // The exponentials of the first row are all out of range.
             logits[..vocab].iter_mut().for_each(|logit| *logit += 500.0);
             let mut tokens: Vec<i32> = (0..rows)
                 .map(|_| rng.random_range(0..vocab as i32))
@@ -198,7 +199,7 @@ fn norms(device: &Device, seed: u64) {
             rms_norm(&client, &shape, 1e-5, args)
                 .unwrap_or_else(|error| panic!("{shape}: {error}"));
 
-            // The sum is rounded, and the rounded sum is normalised.
+            // The norm is computed from the rounded sum.
             let sum = read(&client, residual, dtype);
             let exact: Vec<f64> = x
                 .iter()
@@ -252,7 +253,7 @@ fn gates(device: &Device, seed: u64) {
 fn heads(device: &Device, seed: u64) {
     let client = client(device);
     let mut rng = StdRng::seed_from_u64(seed);
-    // One row, some, numbers around multiples of eight, and the maximum.
+    // The counts are one row, a few rows, numbers around multiples of eight, and the maximum.
     let counts = [1, 2, 4, 7, 8, 9, 17, 33, usize::MAX];
     for (count, shape) in shapes(device)
         .into_iter()
@@ -261,7 +262,7 @@ fn heads(device: &Device, seed: u64) {
         let RowsShape {
             features, dtype, ..
         } = shape;
-        // Some columns, and on a card so many that they take many blocks.
+        // On a card, one shape has so many columns that they take many blocks.
         let columns = if features == 4096 && !is_cpu_runtime(device) {
             1_027
         } else {
@@ -295,7 +296,7 @@ fn heads(device: &Device, seed: u64) {
         };
         lm_head::launch(&client, &problem(rows), kernel, operands)
             .unwrap_or_else(|error| panic!("{shape}: {error}"));
-        // Only some of many columns, as the sums of all would take minutes.
+        // Only some of the columns are checked, because the sums of all would take minutes.
         let places = || {
             (0..rows).flat_map(|row| {
                 (0..columns)

@@ -1,5 +1,5 @@
-//! Sampling on the device, against the same sampling on the host: every option, edge values, rows
-//! of all kinds in one launch.
+//! Sampling on the device, compared with the same sampling on the host: every option, edge values,
+//! and rows of all kinds in one launch.
 
 mod step;
 
@@ -47,7 +47,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     ));
 }
 
-/// A step's buffers on the device.
+/// The buffers of a step on the device.
 struct Buffers {
     shape: SampleShape,
     logits: Handle,
@@ -111,7 +111,7 @@ impl Buffers {
     }
 }
 
-/// Checks two consecutive steps, so that the second sees the tokens of the first.
+/// Checks two consecutive steps, where the second step reads the tokens of the first.
 fn agrees(device: &Device, dtype: ActivationDtype, large: bool, seed: u64) {
     let client = client(device);
     let mut rng = StdRng::seed_from_u64(seed);
@@ -170,8 +170,8 @@ fn agrees(device: &Device, dtype: ActivationDtype, large: bool, seed: u64) {
     }
 }
 
-/// Checks that of equal logits the lower tokens are kept: over many positions, exactly the tokens
-/// below k are chosen.
+/// Checks that top-k keeps the lowest tokens of equal logits: over many positions, exactly the
+/// tokens below k are chosen.
 fn equal_logits(device: &Device) {
     let client = client(device);
     let (vocab, rows) = (77, 64);
@@ -182,7 +182,7 @@ fn equal_logits(device: &Device) {
         max_len: 1000,
         dtype: ActivationDtype::F32,
     };
-    // Of equal logits min-p keeps all.
+    // If all logits are equal, min-p keeps all tokens.
     let five = [0, 1, 2, 3, 4].as_slice();
     let options = [
         (

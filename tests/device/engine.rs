@@ -1,5 +1,5 @@
-//! Decode of several sequences with the shipped model: the device's tokens against those of Flex,
-//! and replayed graphs.
+//! Decoding of several requests with the shipped model: the device's tokens are compared with those
+//! of Flex, and graphs are replayed.
 
 mod prompts;
 mod threads;
@@ -35,7 +35,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
         "engine::the_same_seed_gives_the_same_tokens",
         same_seed,
     ));
-    // CubeCL's CPU runtime takes minutes for the shipped model; there the small model covers this.
+    // CubeCL's CPU runtime takes minutes for the shipped model; a test with a small model covers
+    // that runtime.
     if device.name == "cpu" {
         return;
     }
@@ -68,12 +69,12 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     ));
 }
 
-/// Decodes rounds of sequences up to the end of the cache in the same slots, and checks that every
-/// round gives the same tokens and that memory does not grow after the second.
+/// Decodes rounds of sequences up to the end of the cache in the same slots. Checks that every
+/// round gives the same tokens and that memory does not grow after the second round.
 fn long_run(device: &Device) {
     let (_guard, folder) = quantised();
     let is_card = is_card(device);
-    // The host's steps take a thousand times longer.
+    // Steps on the host take a thousand times longer.
     let (slots, max_len, rounds) = if is_card { (64, 512, 4) } else { (2, 48, 3) };
     let dtype = if is_card && device.supports_dtype(FloatDType::F16) {
         FloatDType::F16
@@ -124,7 +125,7 @@ fn long_run(device: &Device) {
                 );
             }
         }
-        // The last token is chosen at the last position, and has none itself.
+        // The last token is chosen at the last position and has no position itself.
         assert!(
             tokens.iter().all(|tokens| tokens.len() == max_len - 4 + 1),
             "sequences end at the window"
@@ -162,7 +163,7 @@ fn open(folder: &Path, device: &Device, dtype: FloatDType) -> LanguageModel {
     LanguageModel::open(folder, device, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Prompts of different lengths in tokens.
+/// The prompts, which have different lengths in tokens.
 const PROMPTS: [&str; 5] = [
     "fn main() {",
     "/// Returns the ",
@@ -171,8 +172,8 @@ const PROMPTS: [&str; 5] = [
     "a",
 ];
 
-/// Returns the tokens that follow each prompt, the first `new_tokens`, the next three less, and so
-/// on.
+/// Returns the tokens decoded after each prompt: `new_tokens` for the first prompt, three fewer for
+/// each further prompt.
 fn decode(llama: &LanguageModel, sampling: Sampling, new_tokens: usize) -> Vec<Vec<u32>> {
     decode_with(llama, new_tokens, |index| RequestParams {
         sampling,
@@ -229,7 +230,7 @@ fn decode_with(
     tokens
 }
 
-/// Returns true if the runtime of a device records graphs; CubeCL's CPU runtime does not.
+/// Returns true if the runtime of a device records graphs; Flex and CubeCL's CPU runtime do not.
 fn records_graphs(device: &Device) -> bool {
     marlin_nn::has_kernels(device) && !is_cpu_runtime(device)
 }
@@ -253,9 +254,10 @@ fn as_on_the_host(device: &Device) {
     assert_eq!(found, expected);
 }
 
-/// Sequences that each suppress other tokens: of what the host chooses without that one token, a
-/// stop token up to a number of tokens, and either a word of one token, with which steps start
-/// before the host has the tokens of the last one, or one of three.
+/// Checks sequences that each suppress other tokens, chosen from those that the host decodes
+/// without suppression. Suppressed are one token, a stop token up to a minimum number of tokens,
+/// and a word of one or three tokens. With a word of one token, a step starts before the host has
+/// the tokens of the previous step.
 fn suppressed(device: &Device) {
     let (_guard, folder) = quantised();
     let host = open(&folder, &Device::flex(), FloatDType::F32);
@@ -345,8 +347,8 @@ fn same_seed(device: &Device) {
     );
 }
 
-/// Checks that all operations of a step and of a prompt run on further servers of the card, and
-/// leave its own as it was.
+/// Checks that all operations of a step and of a prompt run on additional servers of the card, and
+/// do not change the state of the card's own server.
 fn compiled_ahead(device: &Device) {
     let (_guard, folder) = quantised();
     let llama = open(

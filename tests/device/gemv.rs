@@ -1,5 +1,5 @@
-//! The matmul of one row, with a norm before it and without, on raw buffers: every format and
-//! cluster size, shapes at tile edges, outputs filled with NaN.
+//! The matmul of one row, with and without a norm before the matmul, on raw buffers: every format
+//! and cluster size, shapes at tile edges, outputs filled with NaN.
 
 mod operands;
 
@@ -18,7 +18,7 @@ use marlin_testing::relative_error_of_terms;
 use marlin_tests::{Case, Operands, tolerance};
 use operands::{EPSILON, GemvOperands, plan};
 
-/// The groups that the kernel takes.
+/// The group sizes that the kernel supports.
 const GROUPS: [GroupSize; 3] = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
@@ -47,7 +47,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     ));
 }
 
-/// A test that passes on cards without clusters, which the kernel needs: no plan has it there.
+/// Returns a test that passes without a check on cards without clusters, which the kernel needs. No
+/// plan has the kernel on such cards.
 fn on_clusters(device: &Named, name: &str, body: impl FnOnce(&Bench) + Send + 'static) -> Trial {
     trial(device, name, move |device| {
         let bench = Bench::new(device);
@@ -57,8 +58,8 @@ fn on_clusters(device: &Named, name: &str, body: impl FnOnce(&Bench) + Send + 's
     })
 }
 
-/// [K, N] with one step along K and with many, with K that ends within a step or a group, and with
-/// N that ends within a tile.
+/// Returns shapes [K, N] with one step along K and with many, with a K that ends within a step or a
+/// group, and with an N that ends within a tile.
 fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     let rows = group.rows(0);
     vec![
@@ -97,7 +98,7 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
                 permuted: false,
                 sparsity,
             };
-            // Few formats are not taken.
+            // The kernel does not support a few formats.
             if gemv::plan(
                 &problem(&case).with_prologue(Prologue::AddRmsNorm),
                 &bench.card,
@@ -107,7 +108,7 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
                 continue;
             }
             let row = GemvOperands::random(&case, seed);
-            // Some of these have more warps than there are steps.
+            // Some cluster sizes have more warps than there are steps.
             for blocks in CLUSTERS {
                 let [out, sum] = row.run(bench, &case, blocks, Epilogue::None);
                 let error = relative_error_of_terms(
@@ -140,7 +141,7 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
                 sparsity,
             };
             let problem = problem(&case);
-            // Nor are others without a norm.
+            // Without a norm, the kernel does not support a few other formats.
             if gemv::plan(&problem, &bench.card).is_none() {
                 continue;
             }
@@ -176,7 +177,7 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
                 permuted: false,
                 sparsity,
             };
-            // Few formats are not taken.
+            // The kernel does not support a few formats.
             if gemv::plan(
                 &problem(&case).with_prologue(Prologue::AddRmsNorm),
                 &bench.card,
@@ -187,7 +188,7 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
             }
             let row = GemvOperands::random(&case, seed);
             let (expected, magnitude) = row.operands.swiglu(&case);
-            // A cluster of eight blocks has four for gates and four for ups.
+            // SwiGLU doubles the cluster: eight blocks are four for gates and four for ups.
             for blocks in [1, 2, 4] {
                 let [out, sum] = row.run(bench, &case, blocks, Epilogue::SwiGlu);
                 let error =
@@ -203,7 +204,7 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
             }
         }
     }
-    // Dense formats and 2:4 ones that the kernel takes with a norm before it, and without.
+    // The numbers of dense and 2:4 formats that the kernel supports with a norm, and without.
     let [with, without] = match (group, bits) {
         (GroupSize::G32, WeightValue::Int4) => [3 + 2, 4 + 2],
         (GroupSize::G32, WeightValue::Int8) => [4 + 2, 3 + 2],

@@ -1,5 +1,5 @@
-//! Weights that the formats' own packers wrote, on the device: `tests/golden`, whose README
-//! describes how they are made.
+//! Weights of `tests/golden` on the device, written by the packers of each format. The README of
+//! the folder describes how the weights are made.
 
 use crate::setup::{Named, computes, float_dtype, trial};
 use burn::tensor::{Device, Distribution, Tensor};
@@ -65,7 +65,7 @@ fn comes_back(device: &Device) {
         let found = QuantizedWeight::from_plain(&weight, device)
             .to_plain()
             .unwrap_or_else(|error| panic!("{name}: {error}"));
-        // Devices without sparse tensor cores hold a 2:4 weight dense.
+        // Devices without sparse tensor cores store a 2:4 weight as dense.
         assert!(
             found.to_dense() == weight.to_dense(),
             "{name}: the device gives another weight"

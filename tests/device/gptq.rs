@@ -1,4 +1,4 @@
-//! GPTQ on the device against GPTQ on the host.
+//! GPTQ on the device, compared with GPTQ on the host.
 
 use crate::setup::{Named, trial};
 use burn::nn::transformer::{
@@ -15,8 +15,8 @@ use marlin_testing::relative_error;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// Sums in f32 in another order than the host's choose another level, or another range, here and
-/// there.
+/// The largest relative difference of the loss from the host's. The device sums f32 in another
+/// order, which changes the chosen level or range of a few weights.
 const LOSS_TOLERANCE: f64 = 0.02;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
@@ -25,7 +25,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         "gptq::a_transformer_is_calibrated",
         move |device| transformer(device, seed),
     ));
-    // On CubeCL's CPU runtime weights are rounded on the host, too.
+    // Flex and CubeCL's CPU runtime round weights on the host.
     if ["flex", "cpu"].contains(&device.name) {
         return;
     }
@@ -46,7 +46,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     ));
 }
 
-/// An unmodified module, recorded and run on the device.
+/// Checks that GPTQ calibrates an unmodified module of Burn on the device.
 fn transformer(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let model: TransformerEncoder = TransformerEncoderConfig::new(64, 128, 4, 1)
@@ -97,8 +97,8 @@ fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {
     (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
 }
 
-/// A layer's inputs [tokens, K], with a few directions that features share and features of
-/// different size, and those of a float model near them.
+/// Draws a layer's inputs [tokens, K], with a few directions that features share and features of
+/// different size, and similar inputs of a float model.
 fn activations(tokens: usize, k: usize, rng: &mut StdRng) -> [Vec<f32>; 2] {
     let directions = k / 4 + 1;
     let (mix, sizes) = (random(directions * k, rng), random(k, rng));
@@ -128,8 +128,9 @@ fn tensor(values: &[f32], columns: usize, device: &Device) -> Tensor<2> {
     )
 }
 
-/// What a layer saw, on a device, in three batches: with what its outputs have to make up for,
-/// `residual` [tokens, N], or beside the activations of a float model.
+/// Returns the Hessian sums of a layer's inputs, added on a device in three batches. The inputs are
+/// added with `residual` [tokens, N], the error for which the layer's outputs compensate, or beside
+/// the activations of a float model.
 fn sums(
     activations: &[Vec<f32>; 2],
     residual: Option<&[f32]>,
@@ -182,7 +183,8 @@ fn losses(device: &Device, seed: u64) {
         ..GptqOptions::default()
     };
     let bf16 = |group| QuantSpec::int4(group).with_scale_dtype(ScaleDtype::BF16);
-    // Weights of size 1, and some so small that their scales are subnormal in f16.
+    // The last number of a case is the size of its weights: 1, or so small that scales are
+    // subnormal in f16.
     let cases = [
         (
             QuantSpec::int4(GroupSize::G128),
@@ -304,8 +306,8 @@ fn losses(device: &Device, seed: u64) {
     }
 }
 
-/// Features that are always zero, and others that are the same as their neighbours, in a Hessian
-/// that has no factor without damping.
+/// Checks features that are always zero, and features that equal their neighbours. Without damping,
+/// such a Hessian has no Cholesky factor.
 fn degenerate(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let (k, n, tokens) = (160, 8, 200);

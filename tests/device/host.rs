@@ -1,4 +1,4 @@
-//! Tensors that wait on the host, and tensors with memory of their own.
+//! Tensors that are kept on the host, and tensors with dedicated memory.
 
 use crate::setup::{Named, computes, float_dtype, trial};
 use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -20,8 +20,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     ));
 }
 
-/// Of sizes that runtimes pad, and some that they do not; in views, and after work that has not run
-/// yet.
+/// Checks tensors of sizes that runtimes pad and of sizes that they do not pad, views, and tensors
+/// whose computation has not run yet.
 fn tensors_come_back(device: &Device) {
     let dtypes = [
         ActivationDtype::F32,
@@ -41,14 +41,14 @@ fn tensors_come_back(device: &Device) {
                 let expected = tensor.to_data();
                 let mut waiting =
                     HostTensor::start(tensor).unwrap_or_else(|error| panic!("{error}"));
-                // What is given to the device meanwhile does not change it.
+                // Work that is queued on the device meanwhile does not change the tensor.
                 drop(random() * 2.0);
                 for _ in 0..2 {
                     let found = waiting
                         .to_device(device)
                         .unwrap_or_else(|error| panic!("{error}"));
                     assert_eq!(found.dtype(), dtype);
-                    // The host's bytes are shared with this tensor.
+                    // The tensor shares the bytes of the host.
                     drop(found.clone() + 1.0);
                     assert_eq!(found.to_data(), expected, "{dtype:?} {shape:?}");
                 }
@@ -59,7 +59,7 @@ fn tensors_come_back(device: &Device) {
 }
 
 fn tensors_apart(device: &Device) {
-    // Work that was given to the device before has not run yet.
+    // The work that was queued before has not run yet.
     let before = Tensor::<2>::ones([300, 500], device) * 3.0;
     let mut tensor = with_dedicated_memory(device, || Tensor::<2>::zeros([300, 500], device));
     for start in (0..300).step_by(100) {

@@ -100,7 +100,7 @@ pub fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
     buffer(client, &bytes, bytes.len() / 4)
 }
 
-/// Makes the buffers of a weight's tensors.
+/// Creates the buffers of a weight's tensors.
 pub fn weight_buffers(
     client: &Client,
     descriptor: &WeightDescriptor,
@@ -116,7 +116,7 @@ pub fn weight_buffers(
     })
 }
 
-/// Makes those of a case in the plain layout.
+/// Creates the buffers of a case's weight in the plain layout.
 fn plain_buffers(client: &Client, operands: &Operands) -> WeightBuffers {
     weight_buffers(
         client,
@@ -302,7 +302,7 @@ fn refusals(device: &Device, seed: u64) {
         ),
         "{missing:?}"
     );
-    // Of a 2:4 weight the rows are in order, and K is a multiple of four.
+    // A 2:4 weight cannot have act-order, and its K is a multiple of four.
     let sparse = run(
         &permuted.with_sparsity(Sparsity::TwoFour),
         &one_row,

@@ -139,8 +139,8 @@ fn forward_agrees(device: &Device, seed: u64) {
     assert!(ran > 0, "no case has a dtype that this device supports");
 }
 
-/// Checks the mean and deviation of random weights: with others, a model of many layers would leave
-/// the range of f16.
+/// Checks the mean and the standard deviation of random weights. With other values, a model of many
+/// layers would leave the range of f16.
 fn random_weights(device: &Device) {
     for spec in [
         QuantSpec::int4(GroupSize::G128),
@@ -165,8 +165,8 @@ fn random_weights(device: &Device) {
     }
 }
 
-/// Checks that several threads at a time get the same bits, from a column that is split over many
-/// blocks.
+/// Checks that several concurrent threads get the same bits from a layer whose columns are split
+/// over many blocks.
 fn threads(device: &Device, seed: u64) {
     let dtype = if device.supports_dtype(FloatDType::F16) {
         ActivationDtype::F16
@@ -206,7 +206,7 @@ fn threads(device: &Device, seed: u64) {
 
 /// Checks the plan of each case and the layout of its weight.
 fn plans(device: &Device, seed: u64) {
-    // Cards from Ampere on; tests run on no other.
+    // Every card from Ampere on has tensor cores; tests run only on such cards.
     let has_tensor_cores = *device == Device::cuda(0);
     for case in cases()
         .iter()
@@ -239,7 +239,7 @@ fn from_linear(device: &Device) {
     let linear = LinearConfig::new(96, 33).init(device);
     let x = Tensor::<2>::random([5, 96], Distribution::Normal(0.0, 1.0), device);
     let float = values(linear.forward(x.clone()));
-    // With 16 times as many levels, the error is a sixteenth.
+    // 8 bits have 16 times as many levels as 4 bits, so the error is a sixteenth.
     for (spec, rounding) in [
         (QuantSpec::int4(GroupSize::G32), 1e-3..0.15),
         (QuantSpec::int8(GroupSize::G32), 1e-4..0.01),
@@ -250,8 +250,7 @@ fn from_linear(device: &Device) {
             weight: Param::from_tensor(layer.weight().dequantize(FloatDType::F32)),
             bias: linear.bias.clone(),
         };
-        // Burn's own f32 matmul may run in TF32 on CUDA, so both sides of the comparison are this
-        // project's and f64's.
+        // The reference runs on Flex, because Burn's own f32 matmul may run in TF32 on CUDA.
         let flex = Device::flex();
         let expected = values(
             dense

@@ -1,5 +1,5 @@
-//! The shipped model: a Llama with `nn::Linear` converted by one call, and the same quantised as a
-//! folder.
+//! The shipped model: a Llama with `nn::Linear` converted by one call, compared with the model
+//! quantised as a folder.
 
 use crate::setup::{Named, trial};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
@@ -31,7 +31,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
         "llama::perplexity_of_int4_is_close_to_float",
         int4_perplexity,
     ));
-    // On Flex it takes a minute; there the walk through the blocks is tested on small models.
+    // On Flex, GPTQ of this model takes a minute; other tests calibrate small models block by
+    // block.
     if device.name != "flex" {
         tests.push(trial(device, "llama::gptq_costs_less_than_rounding", gptq));
     }
@@ -59,7 +60,8 @@ pub fn quantised() -> (tempfile::TempDir, PathBuf) {
     quantised_to(&SPEC)
 }
 
-/// The same in another format.
+/// Quantises the shipped model to the format `spec`, into a folder that exists as long as the
+/// guard.
 pub fn quantised_to(spec: &QuantSpec) -> (tempfile::TempDir, PathBuf) {
     let guard = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
     let target = guard.path().join("int4");
@@ -161,8 +163,9 @@ fn int4_perplexity(device: &Device) {
     );
 }
 
-/// The shipped model quantised block after block on the device, in the dtype that is its default
-/// there, for part of the held-out text, and measured on another.
+/// Checks GPTQ of the shipped model, calibrated block by block on the device in the device's
+/// default dtype. Calibration uses one part of the held-out text; perplexity is measured on another
+/// part.
 fn gptq(device: &Device) {
     let model = example().join("model");
     let text = std::fs::read_to_string(example().join("heldout.txt"))
@@ -173,7 +176,7 @@ fn gptq(device: &Device) {
         .and_then(|tokenizer| Ok(tokenizer.encode(&text)?))
         .unwrap_or_else(|error| panic!("{error}"));
     let (measured, rest) = tokens.split_at(8 * 512);
-    // Of two lengths: batches of several samples, and one of a single sample.
+    // Samples of two lengths make batches of several samples, and a batch of a single sample.
     let samples = rest
         .chunks(512)
         .take(32)

@@ -14,8 +14,8 @@ use burn_marlin::{GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
-    // CubeCL's CPU runtime takes minutes for a backward pass, as it compiles and times several
-    // matmuls for every shape: it runs only the test that Flex does not.
+    // CubeCL's CPU runtime takes minutes for a backward pass, because it compiles and times several
+    // matmuls for every shape. It runs only the test that Flex does not run.
     if device.name != "flex" {
         tests.push(trial(
             device,
@@ -51,8 +51,8 @@ fn adapter_of(linear: &Linear) -> LoraAdapter {
 }
 
 /// Two layers with a smooth activation between them. The gradient of a ReLU jumps at 0, where
-/// rounding alone decides it: on CUDA, whose matmuls may round to TF32, one such value in a step
-/// makes an error of 3e-2.
+/// rounding decides the gradient. On CUDA, whose matmuls may round to TF32, one such value in a
+/// step makes an error of 3e-2.
 #[derive(Module, Debug)]
 struct Smooth {
     up: Linear,
@@ -85,7 +85,7 @@ fn as_float(device: &Device) {
         "an adapter that adds nothing yet",
     );
 
-    // The same layer in float: x W + scale (x a) b.
+    // The reference is the layer in float: x W + scale (x a) b.
     let linear = |x: Tensor<2>, layer: &Linear, adapter: &LoraAdapter| {
         let bias = layer
             .bias
@@ -195,7 +195,7 @@ impl ModuleVisitor for Paths {
 fn paths(device: &Device) {
     let lora = |group| Lora::new(2, 4.0).set_param_group(group);
     let (model, _) = convert(mlp(device), GroupSize::G32);
-    // By exact path and by id, as with a float weight.
+    // Adapters are selected by exact path and by id, as for a float weight.
     for group in [
         ParamGroup::from_path("up.weight"),
         ParamGroup::ids_from_module(model.up.clone()),
@@ -218,8 +218,8 @@ fn paths(device: &Device) {
             "where a float weight has them"
         );
     }
-    // A record of the whole model, and one of only the adapters, loaded into a model made the same
-    // way.
+    // A record of the whole model and a record of only the adapters are loaded into models made the
+    // same way.
     let all = || lora(ParamGroup::all());
     let adapted = model.clone().apply_lora(all());
     let x = Tensor::<2>::random([3, 64], Distribution::Normal(0.0, 1.0), device);

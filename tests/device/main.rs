@@ -1,11 +1,11 @@
 //! Tests that run on a device: `cargo test -p marlin-tests --test device -- --device cuda`.
 //!
-//! Without `--device`, they run on Flex and on CubeCL's CPU runtime, which every machine has. The
-//! seed of the random data is printed; the environment variable `MARLIN_TEST_SEED` sets it.
+//! Without `--device`, the tests run on Flex and on CubeCL's CPU runtime, which every machine has.
+//! The seed of the random data is printed; the environment variable `MARLIN_TEST_SEED` sets it.
 //!
-//! The binary is the benches and the program, too, where its first argument is `burn-marlin-bench`
-//! or `burn-marlin`: `cargo xtask pack-gpu` packs it for a machine without a Rust toolchain, and
-//! Burn once is 20 MB packed.
+//! The binary also runs the benches or the program, if its first argument is `burn-marlin-bench` or
+//! `burn-marlin`. `cargo xtask pack-gpu` packs the binary for a machine without a Rust toolchain.
+//! One binary contains Burn only once, which is 20 MB packed.
 
 mod convert;
 mod convert_checkpoints;
@@ -36,7 +36,7 @@ use setup::Options;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // The process may be a worker, whose first argument is none of these.
+    // The process may be a worker, which has none of the first arguments below.
     marlin_lm::init();
     let mut args = std::env::args_os().skip(1).peekable();
     match args.peek().and_then(|first| first.to_str()) {

@@ -18,7 +18,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name != "cuda" {
         return;
     }
-    // One test for each width, group and dtype, so that several processes can share the
+    // Each bit width, group and dtype has its own test, so that several processes can share the
     // compilation.
     for (bits, group) in WeightValue::ALL
         .into_iter()
@@ -31,7 +31,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
             }));
         }
     }
-    // And one for each number of rows, so that each is short enough for a sanitizer.
+    // Each number of rows has its own test, so that each test is short enough for a sanitizer.
     for (bits, group, zero_points, scales) in SPLIT {
         for m in ROWS.into_iter().filter(|&m| m <= 129) {
             let name = format!("marlin::split_columns_agree_with_f64::{bits}::{group}::{m}");
@@ -76,8 +76,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         "marlin::wrong_operands_are_refused",
         move |device| errors::refusals(device, seed),
     ));
-    // After the fault, nothing else runs on the device: `--ignored` runs this test, in a process of
-    // its own.
+    // After the fault, nothing else runs on the device. `--ignored` runs this test in a separate
+    // process.
     tests.push(
         trial(
             device,
@@ -132,7 +132,8 @@ const SPLIT: [(WeightValue, GroupSize, bool, ScaleDtype); 5] = [
     (WeightValue::Int8, GroupSize::G32, true, ScaleDtype::BF16),
 ];
 
-/// The same launch on `blocks` blocks; the tiles fix those of clusters.
+/// Returns the launch with `blocks` blocks. A launch on clusters is returned unchanged, because its
+/// tiles fix the number of blocks.
 fn with_blocks(launch: Launch, blocks: usize) -> Launch {
     if launch.tile.is_clustered() {
         launch
@@ -141,8 +142,8 @@ fn with_blocks(launch: Launch, blocks: usize) -> Launch {
     }
 }
 
-/// Long columns on few blocks and on all, so that a tile is computed by one, two or many blocks,
-/// and a block computes parts of many tiles.
+/// Checks long columns on few blocks and on all, so that a tile is computed by one, two or many
+/// blocks, and a block computes parts of many tiles.
 fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     let bench = Bench::new(device);
     // The second K has an odd number of chunks, and a last group of 24 rows.
@@ -168,8 +169,8 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     }
 }
 
-/// Clusters at once are asked of the driver: more of them than a card is assumed to have, and no
-/// more than its multiprocessors have room for.
+/// Checks the numbers of concurrent clusters that the driver reports: at least the assumed numbers
+/// for small clusters, and at most as many as fit on the multiprocessors.
 fn clusters_fit(device: &Device) {
     let Card {
         capability,
@@ -199,8 +200,8 @@ fn clusters_fit(device: &Device) {
     );
 }
 
-/// Many tiles on few blocks, which visit most of them whole: of all blocks of rows that are visited
-/// together, and of the fewer that are left.
+/// Checks many tiles on few blocks, where a block computes most of its tiles whole. Waves have the
+/// full number of blocks of rows, and the last wave has fewer.
 fn waves(device: &Device, seed: u64) {
     let bench = Bench::new(device);
     let mut ran = 0;
@@ -235,8 +236,8 @@ fn waves(device: &Device, seed: u64) {
     );
 }
 
-/// Gates and ups in one matmul: every tile that takes them, on few blocks and on all, with rows at
-/// the edges of tiles, and more tiles than blocks in waves.
+/// Checks gates and ups in one matmul with SwiGLU: every tile that supports them, on few blocks and
+/// on all. Rows lie at the edges of tiles, and waves have more tiles than blocks.
 fn swiglu(device: &Device, spec: QuantSpec, seed: u64) {
     let bench = Bench::new(device);
     let mut ran = 0;

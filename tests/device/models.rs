@@ -1,4 +1,4 @@
-//! Unmodified Burn models, to convert with one call.
+//! Unmodified Burn models, which tests convert with one call.
 
 use crate::layer::values;
 use burn::module::{Module, ModuleDisplay, Param};
@@ -12,7 +12,7 @@ use burn::nn::{
 };
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-/// An ordinary Burn model.
+/// An ordinary Burn model of two linear layers.
 #[derive(Module, Debug)]
 pub struct Mlp {
     pub up: Linear,
@@ -42,11 +42,12 @@ impl Mlp {
 
 /// A model for the conversion tests.
 pub trait Tried: Module + ModuleDisplay + 'static {
-    /// Its name in messages.
+    /// The name of the model in messages.
     const NAME: &'static str;
-    /// The number of linear layers, and of those that share the weight of an earlier one.
+    /// The number of linear layers, and the number of those that share the weight of an earlier
+    /// layer.
     const LINEAR: [usize; 2];
-    /// Input features of its first layer.
+    /// The number of input features of the first layer.
     const FEATURES: usize = 64;
 
     fn new(device: &Device) -> Self;
@@ -124,7 +125,7 @@ impl Tried for Gru {
     }
 }
 
-/// One layer used four times, with shared parameters.
+/// A model that uses one layer four times, with shared parameters.
 #[derive(Module, Debug)]
 pub struct Shared {
     layers: Vec<Linear>,
@@ -145,7 +146,7 @@ impl Tried for Shared {
     }
 }
 
-/// A head whose parameter is the transposed parameter of the embedding, with the same id.
+/// A model whose head has the transposed parameter of the embedding, with the same id.
 #[derive(Module, Debug)]
 pub struct Tied {
     pub embedding: Embedding,
@@ -176,14 +177,14 @@ impl Tried for Tied {
     }
 }
 
-/// One of two layers.
+/// A choice of two layers.
 #[derive(Module, Debug)]
 pub enum Either {
     Narrow(Linear),
     Wide(Linear),
 }
 
-/// A linear layer in every container of Burn's modules.
+/// A model with linear layers in every container of Burn's modules.
 #[derive(Module, Debug)]
 pub struct Containers {
     maybe: Option<Linear>,
@@ -228,8 +229,8 @@ impl Tried for Containers {
     }
 }
 
-/// Returns a `Linear` with another tensor under the same id, as clones of one layer have after they
-/// were loaded from a safetensors file.
+/// Returns a `Linear` with the id of `layer` and another tensor. Clones of one layer are in this
+/// state after they were loaded from a safetensors file.
 pub fn with_same_id(layer: &Linear, weight: Tensor<2>) -> Linear {
     Linear {
         weight: Param::initialized(layer.weight.id, weight),

@@ -1,5 +1,5 @@
-//! Kernels of recorded passes that overlap: tokens against those of ordinary edges, and a kernel
-//! that does not wait, which must read what is not there yet.
+//! Kernels of recorded passes that overlap through programmatic dependent launch (PDL). Tokens are
+//! compared with those of ordinary edges, and a kernel that does not wait must read stale data.
 
 use crate::kernels::client;
 use crate::llama::quantised;
@@ -48,10 +48,10 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
 
 const BLOCKS: usize = 64;
 const THREADS: usize = 128;
-/// Floats of a buffer, four for each thread.
+/// The number of floats of a buffer, four for each thread.
 const FLOATS: usize = 4 * BLOCKS * THREADS;
 
-/// Writes `value` everywhere, after many operations that depend on each other.
+/// Writes `value` to every element, after many operations that depend on each other.
 #[cube(launch_unchecked)]
 fn write_late(out: &mut [f32], value: f32, operations: u32) {
     launch_dependents(true);
@@ -60,7 +60,7 @@ fn write_late(out: &mut [f32], value: f32, operations: u32) {
     for _ in 0..operations {
         state = state * 1664525 + 1013904223;
     }
-    // Never: the period of the generator is 2^32.
+    // The condition is never true, because the period of the generator is 2^32.
     let value = if state == UNIT_POS_X && operations != 0 {
         -value
     } else {
@@ -72,14 +72,14 @@ fn write_late(out: &mut [f32], value: f32, operations: u32) {
     );
 }
 
-/// Copies what `write_late` wrote; without `waits`, before that has ended.
+/// Copies the output of `write_late`; if `waits` is false, before `write_late` has ended.
 #[cube(launch_unchecked)]
 fn copy(input: &[f32], out: &mut [f32], #[comptime] waits: bool) {
     launch_dependents(true);
     wait(waits);
     let place = u64::cast_from(ABSOLUTE_POS as u32) * 16;
     let found = ld_global_16(global_address::<f32>(input) + place);
-    // A kernel that never waits would let the one after it start before `write_late` has ended.
+    // A kernel that never waits would let the next kernel start before `write_late` has ended.
     wait(true);
     st_global_16(global_address_mut::<f32>(out) + place, found);
 }
@@ -89,8 +89,8 @@ fn arg(handle: &Handle) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(handle.clone(), FLOATS) }
 }
 
-/// Replays 200 times: zeros, then late ones, then the copy of those; returns the number of replays
-/// in which the copy has a zero.
+/// Replays a graph 200 times that writes zeros, then writes ones late, then copies the ones.
+/// Returns the number of replays in which the copy has a zero.
 fn stale_replays(device: &Device, client: &Client, waits: bool) -> usize {
     let [values, copied] = [(); 2].map(|()| client.create_from_slice(&vec![0; 4 * FLOATS]));
     let grid = || {
@@ -101,7 +101,8 @@ fn stale_replays(device: &Device, client: &Client, waits: bool) -> usize {
     };
     let write = |value: f32, operations: u32| {
         let (count, dim) = grid();
-        // SAFETY: a thread writes its four floats of a buffer of four for each.
+        // SAFETY: each thread writes its own four floats of a buffer that has four floats for each
+        // thread.
         unsafe {
             write_late::launch_unchecked(client, count, dim, arg(&values), value, operations)
         };
@@ -111,7 +112,8 @@ fn stale_replays(device: &Device, client: &Client, waits: bool) -> usize {
         write(0.0, 0);
         write(1.0, 20_000);
         let (count, dim) = grid();
-        // SAFETY: a thread reads and writes its four floats of buffers of four for each.
+        // SAFETY: each thread reads and writes its own four floats of buffers that have four floats
+        // for each thread.
         unsafe { copy::launch_unchecked(client, count, dim, arg(&values), arg(&copied), waits) };
         make_edge_programmatic(client);
     });
@@ -151,8 +153,8 @@ fn with_and_without_a_wait(device: &Device) {
     );
 }
 
-/// The tokens of sequences that decode in `slots` slots to the end of the window, round after
-/// round.
+/// Returns the tokens of sequences that decode in `slots` slots to the end of the window, in
+/// several rounds.
 fn tokens(model: &Arc<Model>, slots: usize, rounds: usize) -> Vec<u32> {
     let mut engine = Engine::new(model.clone(), slots).unwrap_or_else(|error| panic!("{error}"));
     let tokens = (0..rounds)
@@ -162,7 +164,7 @@ fn tokens(model: &Arc<Model>, slots: usize, rounds: usize) -> Vec<u32> {
     tokens
 }
 
-/// The tokens of round `index`.
+/// Returns the tokens of round `index`.
 fn round(engine: &mut Engine, slots: usize, index: usize) -> Vec<u32> {
     let sampling = Sampling {
         temperature: 1.0,
@@ -197,7 +199,7 @@ fn round(engine: &mut Engine, slots: usize, index: usize) -> Vec<u32> {
     tokens
 }
 
-/// Checks the tokens of a model with programmatic edges against those with ordinary ones, while
+/// Checks that a model gives the same tokens with programmatic edges as with ordinary edges, while
 /// another thread keeps the device busy on its own stream.
 fn check(model: &Arc<Model>, device: &Device, slots: &[usize], rounds: usize, most: usize) {
     let done = AtomicBool::new(false);
@@ -228,7 +230,7 @@ fn check(model: &Arc<Model>, device: &Device, slots: &[usize], rounds: usize, mo
     });
 }
 
-/// The shipped model in 4 bits.
+/// Returns the shipped model in 4 bits.
 fn shipped(device: &Device) -> Arc<Model> {
     let (_guard, folder) = quantised();
     let options = OpenOptions {
@@ -242,12 +244,12 @@ fn shipped(device: &Device) -> Arc<Model> {
         .model
 }
 
-/// 10,000 steps of the shipped model, with 1, 3, 16 and 64 sequences.
+/// Checks 10,000 steps of the shipped model, with 1, 3, 16 and 64 sequences.
 fn same_tokens(device: &Device) {
     check(&shipped(device), device, &[1, 3, 16, 64], 5, 2500);
 }
 
-/// 130,000 tokens of 16 sequences.
+/// Checks that reserved memory does not grow over 130,000 tokens of 16 sequences.
 fn flat_memory(device: &Device) {
     const SLOTS: usize = 16;
     let reserved = || device.memory_pool_usage().map(|usage| usage.bytes_reserved);
@@ -267,7 +269,7 @@ fn flat_memory(device: &Device) {
     );
 }
 
-/// Layers as wide as those of Llama 2 7B, whose matmuls fill the device.
+/// Checks layers as wide as those of Llama 2 7B, whose matmuls fill the device.
 fn same_tokens_of_wide_layers(device: &Device) {
     let config = serde_json::json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,

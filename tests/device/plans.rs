@@ -1,4 +1,4 @@
-//! The kernels that a model's plans name, against those that its prompts and steps launch.
+//! The kernels that a model's plans name, compared with those that its prompts and steps launch.
 
 use crate::llama::quantised_to;
 use crate::setup::{Named, trial};
@@ -18,7 +18,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
-    // CubeCL's CPU runtime would compile the kernels of a whole model for minutes.
+    // CubeCL's CPU runtime would take minutes to compile the kernels of a whole model.
     if device.name != "cpu" {
         tests.push(trial(
             device,
@@ -28,14 +28,14 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     }
 }
 
-/// A format that no other test gives the shipped model: launches of all tests that run at the time
+/// A format that no other test uses for the shipped model, because launches of all concurrent tests
 /// are traced.
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G64);
 
-/// A problem and the kernel that was launched for it, in text.
+/// A problem and the kernel that was launched for it, as text.
 type Launch = (String, String);
 
-/// Collects the launches of the process, on whatever thread.
+/// A tracing layer that collects the launches of all threads of the process.
 #[derive(Default)]
 struct Launches(Arc<Mutex<Vec<Launch>>>);
 
@@ -76,7 +76,7 @@ static LAUNCHES: LazyLock<Arc<Mutex<Vec<Launch>>>> = LazyLock::new(|| {
     collected
 });
 
-/// The launches so far with a quantised weight in [`SPEC`], each with its number.
+/// Returns the launches so far with a quantised weight in [`SPEC`], each with its count.
 fn launches() -> BTreeMap<Launch, usize> {
     let mut counts = BTreeMap::new();
     for launch in LAUNCHES
@@ -90,22 +90,23 @@ fn launches() -> BTreeMap<Launch, usize> {
     counts
 }
 
-/// The planned launches with a quantised weight, each with its number; the head's float weight
-/// comes second.
+/// Returns the planned launches with a quantised weight, each with its count, and the launch with
+/// the head's float weight.
 fn planned(model: &Model, rows: usize) -> (BTreeMap<Launch, usize>, Option<Launch>) {
     let (mut counts, mut head) = (BTreeMap::new(), None);
     for found in model.plans(rows) {
         let kernel = found.plan.kernel.to_string();
         match found.problem {
             Problem::Quant(problem) => {
-                // A norm before the kernel is a launch of its own, and the problem has none then.
+                // A norm before the kernel is a separate launch, so the launched problem has no
+                // norm.
                 let norm_before = found.plan.prologue == PrologueStage::Before;
                 let problem = if norm_before {
                     problem.with_prologue(Prologue::None)
                 } else {
                     problem
                 };
-                // As is SwiGLU after it.
+                // SwiGLU after the kernel is a separate launch, too.
                 let swiglu_after = found.plan.epilogue == EpilogueStage::After;
                 let problem = if swiglu_after {
                     problem.with_epilogue(Epilogue::None)
@@ -137,9 +138,9 @@ fn launched_as_planned(device: &Device) {
     };
     let llama =
         LanguageModel::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
-    // Three sequences run as four rows. Where the device takes the tokens of prompts as rows, those
-    // of all prompts are rows of one matmul, rounded up; elsewhere each prompt is one, and the last
-    // tokens of all are another.
+    // Three sequences run as four rows. If the device takes the tokens of prompts as rows, the
+    // tokens of all prompts are the rows of one matmul, rounded up. Otherwise each prompt is a
+    // separate matmul, and the last tokens of all prompts are another.
     for (sequences, tokens, step_rows, rows) in [(1, 38, 1, 48), (3, 22, 4, 96)] {
         let passes = match marlin_nn::takes_prompts(device, dtype) {
             true => BTreeSet::from([step_rows, rows]),

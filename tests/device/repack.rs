@@ -1,5 +1,5 @@
-//! Repacking on the device, from the plain to the tile layout and back, against the packing on the
-//! host.
+//! Repacking on the device from the plain to the tile layout and back, compared with the packing on
+//! the host.
 
 use crate::kernels::{buffer, bytes, client, must, values, words};
 use crate::setup::{Named, computes, trial};
@@ -62,7 +62,7 @@ impl Poisoned {
 fn weights(device: &Device, seed: u64) {
     let client = client(device);
     let mut ran = 0;
-    // Tiles are for tensor cores, which do not support scales in f32.
+    // The tile layout is for tensor cores, which do not support scales in f32.
     let takes = |case: &&Case| {
         case.spec.scales.dtype != ScaleDtype::F32 && computes(device, case.problem().scales)
     };

@@ -6,24 +6,24 @@ use libtest_mimic::{Failed, Trial};
 use marlin_kernels::ActivationDtype;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A device and its name on the command line.
+/// A device with its name on the command line.
 #[derive(Clone)]
 pub struct Named {
     pub name: &'static str,
     pub device: Device,
-    /// The run's seed.
+    /// The seed of the run.
     pub seed: u64,
 }
 
 pub struct Options {
     pub devices: Vec<Named>,
     pub seed: u64,
-    /// The tests that run.
+    /// The part of the tests that runs.
     pub partition: Partition,
 }
 
-/// Every `of`-th test, from the one at `index`: the tests of one device as several processes, which
-/// have a device each.
+/// A part of the tests: every `of`-th test, starting at `index`. It distributes the tests to
+/// several processes, each with its own device.
 #[derive(Clone, Copy)]
 pub struct Partition {
     index: usize,
@@ -33,7 +33,7 @@ pub struct Partition {
 impl Partition {
     const ALL: Self = Self { index: 0, of: 1 };
 
-    /// Reads `1/2`, the first of two parts.
+    /// Parses a part such as `1/2`, the first of two parts.
     fn parse(text: &str) -> Option<Self> {
         let (part, of) = text.split_once('/')?;
         let (part, of) = (part.parse::<usize>().ok()?, of.parse().ok()?);
@@ -54,8 +54,8 @@ impl Partition {
 }
 
 impl Options {
-    /// Takes `--device NAME` and `--partition PART/PARTS` out of the arguments, and returns the
-    /// others, which belong to the test harness.
+    /// Parses `--device NAME` and `--partition PART/PARTS`, and returns the other arguments, which
+    /// belong to the test harness.
     pub fn parse(args: impl Iterator<Item = String>) -> Result<(Self, Vec<String>), String> {
         let (mut devices, mut rest) = (Vec::<String>::new(), Vec::new());
         let (mut args, mut partition) = (args, Partition::ALL);
@@ -117,8 +117,8 @@ fn named(name: &str, seed: u64) -> Result<Named, String> {
     Ok(Named { name, device, seed })
 }
 
-/// A test named after its device. The device's random numbers start from the run's seed in every
-/// test; a panic fails the test with its message.
+/// Returns a test named after its device. The device's random numbers start from the run's seed in
+/// every test. A panic fails the test with the panic's message.
 pub fn trial(device: &Named, name: &str, body: impl FnOnce(&Device) + Send + 'static) -> Trial {
     let named = device.clone();
     Trial::test(format!("{}::{name}", device.name), move || {
@@ -133,8 +133,8 @@ pub fn trial(device: &Named, name: &str, body: impl FnOnce(&Device) + Send + 'st
     })
 }
 
-/// Returns true if a device is a GPU, whose units exchange values in a plane. Work that a GPU does
-/// in a moment takes a processor minutes, also through a software implementation of Vulkan.
+/// Returns true if a device is a GPU, which supports operations across a warp. Work that takes a
+/// GPU a moment takes a processor minutes, also through a software implementation of Vulkan.
 pub fn is_card(device: &Device) -> bool {
     match device.as_dispatch() {
         DispatchDevice::Cube(device) => device
@@ -154,7 +154,7 @@ pub fn is_cpu_runtime(device: &Device) -> bool {
 
 /// Returns true if kernels in a dtype run on a device.
 ///
-/// CubeCL's CPU runtime reports bf16 as supported on every machine. But if the processor has no
+/// CubeCL's CPU runtime reports bf16 as supported on every machine. If the processor has no
 /// instruction that rounds to bf16, LLVM calls `__truncsfbf2`, which libgcc has since version 13;
 /// Debian 12 has version 12.
 pub fn computes(device: &Device, dtype: ActivationDtype) -> bool {

@@ -6,18 +6,18 @@ use crate::toolchain::{Compiled, Toolchain, ToolchainError};
 use crate::{Card, Coverage};
 use marlin_kernels::inspect::KernelSource;
 
-/// What was found of a kernel.
+/// The result of checking a kernel.
 pub struct Outcome<'a> {
     /// The kernel.
     pub kernel: &'a Kernel,
-    /// The row of the ledger that says so; an error if the kernel was not compiled.
+    /// The ledger row with the figures found; an error if the kernel was not compiled.
     pub row: Result<LedgerRow, String>,
-    /// The rules that the machine code breaks, in words.
+    /// Messages for the rules that the machine code breaks.
     pub broken: Vec<String>,
 }
 
-/// Compiles kernels, each with its text, for the card whose kernels they are, and checks each by
-/// its rules. What fails of one leaves the others as they are.
+/// Compiles the kernels of a card, each from its text, and checks each by its rules. A kernel that
+/// fails does not affect the others.
 pub fn check<'a>(
     kernels: Vec<(&'a Kernel, KernelSource)>,
     card: Card,
@@ -48,8 +48,8 @@ fn outcome<'a>(
             };
         }
     };
-    // Nothing is tuned for a card of which one configuration is compiled: the ledger shows what its
-    // registers do not hold.
+    // No kernel is tuned for a card with `Coverage::One`, so the rules are not applied to its
+    // kernels. The ledger shows how much the registers spill.
     let mut broken = if kernel.card.coverage == Coverage::One {
         Vec::new()
     } else {
@@ -71,7 +71,8 @@ fn outcome<'a>(
     }
 }
 
-/// Returns true if NVRTC's PTX is that for another card, but for the target.
+/// Returns true if NVRTC's PTX for a card differs from the PTX for `twin` only in the `.target`
+/// line.
 fn has_ptx_of(
     source: &KernelSource,
     card: Card,

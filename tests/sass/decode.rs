@@ -1,4 +1,4 @@
-//! The kernels of a decode step other than the Marlin kernels: a few configurations of each for
+//! The kernels of a decode step other than the Marlin kernels, each in a few configurations for
 //! every card.
 
 use crate::Card;
@@ -16,15 +16,15 @@ use marlin_nn::kernels::{flash, rms_norm_source, silu_mul_source};
 use source_digest::Routine;
 use std::error::Error;
 
-/// What is compiled.
+/// A kernel of a decode step, with its configuration.
 #[derive(Debug, Clone)]
 pub enum Subject {
-    /// The norm of rows.
+    /// The RMSNorm of rows.
     Norm {
         features: usize,
         dtype: ActivationDtype,
     },
-    /// Gates and ups, multiplied.
+    /// The product of gates and ups, as in SwiGLU.
     Gates { dtype: ActivationDtype },
     /// The logits of a float head.
     Head {
@@ -50,7 +50,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// The routine whose sources the text is made of.
+    /// Returns the routine whose sources make the CUDA text.
     pub fn routine(&self) -> Routine {
         match self {
             Self::Norm { .. } | Self::Gates { .. } => Routine::Rows,
@@ -62,7 +62,7 @@ impl Subject {
     }
 }
 
-/// The CUDA text.
+/// Returns the CUDA text of a kernel.
 pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dyn Error>> {
     Ok(match *subject {
         Subject::Norm { features, dtype } => rms_norm_source(features, dtype, capability)?,
@@ -89,7 +89,7 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
     })
 }
 
-/// The rules that the machine code breaks, in words.
+/// Returns messages for the rules that the machine code breaks.
 pub fn broken(subject: &Subject, capability: u32, compiled: &Compiled) -> Vec<String> {
     let Compiled {
         usage,
@@ -98,10 +98,10 @@ pub fn broken(subject: &Subject, capability: u32, compiled: &Compiled) -> Vec<St
     } = compiled;
     let mut state_words = 0;
     let is_there = |load: &str| match subject {
-        // The first of the weight, past the first-level cache.
+        // The first loads of the weight, which bypass the first-level cache.
         Subject::Gemv(_) => load.contains("NA"),
-        // In a step the first cached keys and values, the only wide loads from buffers that the
-        // kernel also writes; and the row's position and slot.
+        // A decode step may load the first cached keys and values, which are the only wide loads
+        // from buffers that the kernel also writes. It may also load the row's position and slot.
         Subject::Attention {
             pass: AttentionPass::Step,
             ..
@@ -123,14 +123,14 @@ pub fn broken(subject: &Subject, capability: u32, compiled: &Compiled) -> Vec<St
     broken
 }
 
-/// The card that attention is planned for.
+/// The card for which attention is planned.
 const TARGET: AttentionTarget = AttentionTarget {
     multiprocessors: 128,
     plane: 32,
     units: 1024,
 };
 
-/// A row of one group of query heads.
+/// Returns the shape of one row with one group of query heads.
 fn shape(
     [heads, head_dim]: [usize; 2],
     has_norm: bool,
@@ -158,7 +158,7 @@ pub fn subjects(card: Card) -> Vec<(String, Subject)> {
     [rows(), heads(), gemv(card), attention(), flash()].concat()
 }
 
-/// The norm and the gates of small and large models.
+/// Returns the norm and SwiGLU kernels of small and large models.
 fn rows() -> Vec<(String, Subject)> {
     let mut subjects = Vec::new();
     for dtype in [F16, BF16, F32] {
@@ -173,7 +173,7 @@ fn rows() -> Vec<(String, Subject)> {
     subjects
 }
 
-/// The head of one row to as many as it takes.
+/// Returns the lm_head kernels from one row to the maximum number of rows.
 fn heads() -> Vec<(String, Subject)> {
     let named = |(rows, features, dtype)| {
         (
@@ -197,7 +197,7 @@ fn heads() -> Vec<(String, Subject)> {
     heads.map(named).into()
 }
 
-/// The matmul that also computes the norm, for cards with clusters.
+/// Returns the matmuls of one row, with and without the norm, for cards with clusters.
 fn gemv(card: Card) -> Vec<(String, Subject)> {
     let mut subjects = Vec::new();
     if card.capability < 90 {
@@ -223,7 +223,7 @@ fn gemv(card: Card) -> Vec<(String, Subject)> {
                     .into_iter()
                     .filter(|(_, epilogue)| blocks * epilogue.columns() <= 8)
                 {
-                    // Without a norm K is split among two blocks at least.
+                    // Without a norm, K is split among at least two blocks.
                     let blocks = if prologue == Prologue::None {
                         blocks.max(2)
                     } else {
@@ -275,8 +275,8 @@ fn gemv_name(config: &gemv::GemvConfig) -> String {
     format!("gemv of {blocks} blocks {sparsity} {value} {group} {dtype}{zeros}{norm}{gated}")
 }
 
-/// Attention for groups of one to eight heads, every kind of head_dim, with and without norms, in
-/// every dtype; and for rows of prompts.
+/// Returns the attention kernels for groups of one to eight heads, every kind of head_dim, with and
+/// without norms, in every dtype. Those of prompt rows follow.
 fn attention() -> Vec<(String, Subject)> {
     let steps = [
         (128, 1, false, F16),
@@ -315,7 +315,7 @@ fn attention() -> Vec<(String, Subject)> {
         .collect()
 }
 
-/// Attention of prompts on tensor cores.
+/// Returns the attention kernels of prompts on tensor cores.
 fn flash() -> Vec<(String, Subject)> {
     let named = |(head_dim, dtype)| {
         (

@@ -1,4 +1,4 @@
-//! The kernels of the proof.
+//! The kernels whose machine code the proof checks.
 
 use crate::listing::Code;
 use crate::toolchain::Compiled;
@@ -14,32 +14,32 @@ use std::error::Error;
 pub struct Kernel {
     /// The card.
     pub card: Card,
-    /// The name in the card's ledger.
+    /// The name of the kernel in the card's ledger.
     pub name: String,
-    /// The kernels that are compiled together: a tile's, or a routine's.
+    /// The name of the kernels that are compiled together: those of a tile, or of a routine.
     pub unit: String,
-    /// What is compiled.
+    /// The kind of kernel, with its configuration.
     pub subject: Subject,
 }
 
-/// What is compiled.
+/// The kind of a kernel, with its configuration.
 #[derive(Debug, Clone)]
 pub enum Subject {
     /// A configuration of a Marlin kernel.
     Tile(Config),
-    /// A kernel of a decode step other than those.
+    /// A kernel of a decode step other than a Marlin kernel.
     Decode(decode::Subject),
     /// A step of `examples/ladder`.
     Ladder {
         /// The number of the step, 1 to 5.
         step: usize,
-        /// Rows of activations.
+        /// The number of rows of activations.
         m: usize,
     },
 }
 
 impl Kernel {
-    /// The routine whose sources the text is made of.
+    /// Returns the routine whose sources make the CUDA text.
     pub fn routine(&self) -> Routine {
         match &self.subject {
             Subject::Tile(config) if config.tile.is_wgmma() => Routine::Wgmma,
@@ -49,8 +49,8 @@ impl Kernel {
         }
     }
 
-    /// The number of pairs of weights that the machine code makes; 0 for kernels that are no
-    /// Marlin.
+    /// Returns the number of pairs of weights that the machine code dequantises; 0 unless the
+    /// kernel is a Marlin kernel.
     pub fn pairs(&self, code: &Code) -> usize {
         match &self.subject {
             Subject::Tile(config) => rules::Counts::of(config, code).pairs,
@@ -59,7 +59,7 @@ impl Kernel {
     }
 }
 
-/// The CUDA text of a kernel.
+/// Returns the CUDA text of a kernel.
 pub fn source(kernel: &Kernel) -> Result<KernelSource, Box<dyn Error>> {
     let capability = kernel.card.capability;
     Ok(match &kernel.subject {
@@ -69,7 +69,7 @@ pub fn source(kernel: &Kernel) -> Result<KernelSource, Box<dyn Error>> {
     })
 }
 
-/// The rules that a kernel's machine code breaks, in words.
+/// Returns messages for the rules that a kernel's machine code breaks.
 pub fn broken(kernel: &Kernel, compiled: &Compiled) -> Vec<String> {
     let capability = kernel.card.capability;
     match &kernel.subject {
@@ -79,8 +79,8 @@ pub fn broken(kernel: &Kernel, compiled: &Compiled) -> Vec<String> {
     }
 }
 
-/// Returns every kernel that is compiled for a card; with `whole` every configuration of a tile, in
-/// place of those that the card's coverage takes.
+/// Returns every kernel that is compiled for a card. If `whole` is true, it includes every
+/// configuration of a tile instead of those that the card's coverage selects.
 pub fn all(card: Card, whole: bool) -> Result<Vec<Kernel>, String> {
     let mut kernels: Vec<Kernel> = Vec::new();
     let recorded = tiles::recorded(card)?;

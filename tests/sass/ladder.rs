@@ -6,10 +6,10 @@ use marlin_kernels::inspect::shared_limit;
 
 /// The steps with kernels of their own.
 pub const STEPS: [usize; 5] = [1, 2, 3, 4, 5];
-/// Rows of activations.
+/// The numbers of rows of activations.
 pub const ROWS: [usize; 4] = [1, 8, 16, 64];
 
-/// Returns the rules that a step breaks, in words.
+/// Returns messages for the rules that the machine code of a step breaks.
 pub fn broken(capability: u32, step: usize, compiled: &Compiled) -> Vec<String> {
     let Compiled {
         usage,

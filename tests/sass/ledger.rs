@@ -1,7 +1,7 @@
-//! The ledger: what the machine code of every kernel was found to be.
+//! The ledger: a file for each card with figures on the machine code of every kernel.
 //!
-//! `ledger/<arch>.tsv` has a head, a line for each kernel, and the configurations that are left
-//! out:
+//! `ledger/<arch>.tsv` has a header, a line for each kernel, and the configurations that are not
+//! compiled:
 //!
 //! ```text
 //! # cubecl     0.11.3                                     the versions that texts and machine code are made with
@@ -23,8 +23,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// The instructions that the ledger counts, each with the modifiers that tell it apart: those that
-/// the rules read.
+/// The instructions that the rules read and that the ledger counts, each with the modifiers that
+/// identify it.
 const COUNTED: [(&str, &[&str]); 13] = [
     ("HMMA", &[]),
     ("HGMMA", &[]),
@@ -41,16 +41,16 @@ const COUNTED: [(&str, &[&str]); 13] = [
     ("STL", &[]),
 ];
 
-/// What is known of a kernel's machine code.
+/// The figures on a kernel's machine code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LedgerRow {
-    /// The digest of its CUDA text.
+    /// The digest of the kernel's CUDA text.
     pub text: String,
     /// The figures, in the order of [`columns`].
     pub figures: Vec<usize>,
 }
 
-/// The names of the figures.
+/// Returns the names of the figures.
 pub fn columns() -> Vec<String> {
     let counted = COUNTED
         .iter()
@@ -64,7 +64,7 @@ pub fn columns() -> Vec<String> {
 }
 
 impl LedgerRow {
-    /// The row of a compiled kernel.
+    /// Creates the row of a compiled kernel.
     pub fn new(kernel: &Kernel, source: &KernelSource, compiled: &Compiled) -> Self {
         let Compiled { usage, code, .. } = compiled;
         let local = usage.stack + usage.spills;
@@ -82,7 +82,7 @@ impl LedgerRow {
         }
     }
 
-    /// What another row says otherwise, in words.
+    /// Returns the differences between this row and `found`, as messages.
     pub fn differences(&self, found: &Self) -> Vec<String> {
         let mut differences = Vec::new();
         if self.text != found.text {
@@ -100,7 +100,7 @@ impl LedgerRow {
     }
 }
 
-/// What machine code depends on beside a kernel's text.
+/// The versions and digests that machine code depends on besides a kernel's text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Versions {
     /// The versions of CubeCL's crates.
@@ -116,19 +116,19 @@ pub struct Versions {
 /// The ledger of a card.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
-    /// What its rows were made with.
+    /// The versions with which the rows were made.
     pub versions: Versions,
-    /// The rows, by the kernel's name.
+    /// The rows, by name of the kernel.
     pub rows: BTreeMap<String, LedgerRow>,
 }
 
-/// Why a ledger cannot be used.
+/// An error of reading or writing a ledger.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{path}: {source}", path = path.display())]
     File { path: PathBuf, source: io::Error },
-    /// A line is not of the form that is written.
+    /// A line does not have the format that [`Ledger::write`] produces.
     #[error("{path}:{line}: `{text}` is no line of a ledger; `cargo xtask proof --bless` writes it anew", path = path.display())]
     Line {
         path: PathBuf,
@@ -137,7 +137,7 @@ pub enum LedgerError {
     },
 }
 
-/// The file of a card's ledger.
+/// Returns the path of a card's ledger.
 fn path(card: Card) -> PathBuf {
     root()
         .join("tests/sass/ledger")
@@ -145,7 +145,7 @@ fn path(card: Card) -> PathBuf {
 }
 
 impl Ledger {
-    /// Reads the ledger of a card; an empty one if there is none.
+    /// Reads the ledger of a card, or returns an empty ledger if there is no file.
     pub fn read(card: Card) -> Result<Self, LedgerError> {
         let path = path(card);
         match fs::read_to_string(&path) {
@@ -267,15 +267,15 @@ impl Ledger {
         text
     }
 
-    /// Returns the row of a kernel that has this text, if it need not be found again: it was made
-    /// with the same compiler, and obeyed the same rules.
+    /// Returns the row of a kernel with the text digest `text`, if the row is still valid: the
+    /// compiler and the rules have not changed.
     pub fn knows(&self, text: &str, versions: &Versions) -> Option<&LedgerRow> {
         let is_current = self.versions.rules == versions.rules && self.is_of_compiler(versions);
         is_current.then(|| self.rows.values().find(|row| row.text == text))?
     }
 
-    /// Returns true if all texts of a routine are what they were: the sources, CubeCL, the compiler
-    /// and the rules are.
+    /// Returns true if all rows of a routine are still valid: its sources, CubeCL, the compiler and
+    /// the rules have not changed.
     pub fn is_fresh(&self, routine: Routine, versions: &Versions) -> bool {
         let is_same = self.versions.cubecl == versions.cubecl
             && self.versions.rules == versions.rules
@@ -283,13 +283,14 @@ impl Ledger {
         is_same && self.versions.sources.get(&routine) == versions.sources.get(&routine)
     }
 
-    /// Returns true if the compiler is that of the rows, or there is none here.
+    /// Returns true if the rows were made with the compiler of `versions`, or `versions` has no
+    /// compiler.
     fn is_of_compiler(&self, versions: &Versions) -> bool {
         versions.compiler.is_none() || self.versions.compiler == versions.compiler
     }
 }
 
-/// Which configurations of a card the ledger has, in words.
+/// Returns a description of the configurations that a card's ledger has.
 pub fn coverage(card: Card) -> &'static str {
     match card.coverage {
         Coverage::Pairs => "every pair of values of a format",

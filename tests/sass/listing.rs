@@ -5,30 +5,30 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The error for a text that is not the output for a compiled kernel.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListingError {
-    /// A line that every kernel has is missing.
+    /// The log lacks a line that ptxas prints for every kernel.
     #[error(
         "the log of ptxas has no line with `{0}`; its wording has changed, or nothing was compiled:\n{1}"
     )]
     NoLine(&'static str, String),
-    /// A listing without instructions.
+    /// The listing has no instructions.
     #[error(
         "the listing of nvdisasm has no instruction; its form has changed, or nothing was compiled"
     )]
     Empty,
-    /// A listing with other functions than the kernels that were compiled.
+    /// The listing has other functions than the kernels that were compiled.
     #[error(
         "the listing of nvdisasm has the functions {found:?} where the kernels {expected:?} were compiled; was one not inlined?"
     )]
     Functions {
-        /// The kernels.
+        /// The names of the kernels that were compiled.
         expected: Vec<String>,
-        /// The functions of the listing.
+        /// The names of the functions in the listing.
         found: Vec<String>,
     },
 }
 
-/// Returns the lines of `ptxas -v` on each of `kernels`, which were compiled together: those after
-/// its name, and what came before any name.
+/// Splits the output of `ptxas -v` for `kernels` that were compiled together. Each kernel gets the
+/// lines after its name, and the lines before any name.
 pub fn logs_of(log: &str, kernels: &[&str]) -> Vec<String> {
     let (mut common, mut logs, mut current) =
         (String::new(), vec![String::new(); kernels.len()], None);
@@ -45,12 +45,13 @@ pub fn logs_of(log: &str, kernels: &[&str]) -> Vec<String> {
     logs.into_iter().map(|log| common.clone() + &log).collect()
 }
 
-/// Returns the lines of nvdisasm's listing on each of `kernels`, which were compiled together.
+/// Splits nvdisasm's listing of `kernels` that were compiled together into one listing for each
+/// kernel.
 pub fn listings_of(listing: &str, kernels: &[&str]) -> Result<Vec<String>, ListingError> {
     let (mut functions, mut current) = (BTreeMap::<&str, String>::new(), None);
     for line in listing.lines() {
         if line.starts_with("//---") {
-            // The ruler above the next section.
+            // The rule above the next section.
             current = None;
         } else if let Some(name) = line
             .strip_prefix(".text.")
@@ -90,13 +91,13 @@ pub struct Usage {
     pub stack: usize,
     /// Bytes of spill stores and spill loads.
     pub spills: usize,
-    /// Warnings, and remarks on lost performance (C75xx), as whole lines.
+    /// Warnings and remarks on lost performance (C75xx), as whole lines.
     pub remarks: Vec<String>,
 }
 
 impl Usage {
-    /// Parses the output of `ptxas -v` on a kernel. For several functions, takes the maximum of the
-    /// registers, and the sum of everything else.
+    /// Parses the output of `ptxas -v` on a kernel. For several functions, `registers` is the
+    /// maximum, and every other field is the sum.
     pub fn parse(log: &str) -> Result<Self, ListingError> {
         let missing = |what| ListingError::NoLine(what, log.to_owned());
         let (mut usage, mut frames) = (Self::default(), 0);
@@ -182,8 +183,8 @@ impl Code {
             .count()
     }
 
-    /// Returns the loads from global memory, of any kind, before the first `griddepcontrol.wait`;
-    /// `None` if there is no such wait.
+    /// Returns the instructions of any kind that load from global memory before the first
+    /// `griddepcontrol.wait`; `None` if there is no such wait.
     pub fn loads_before_wait(&self) -> Option<Vec<&str>> {
         let wait = self
             .instructions
@@ -203,7 +204,8 @@ impl Code {
         )
     }
 
-    /// Returns the number of LOP3s whose table is a mask: `a & b`, in any order of operands.
+    /// Returns the number of LOP3 instructions whose truth table is a mask: `a & b`, in any order
+    /// of operands.
     pub fn count_mask(&self) -> usize {
         let matches = |instruction: &&Instruction| {
             let mut operands = instruction.operands.split(',').map(str::trim);
@@ -213,8 +215,8 @@ impl Code {
         self.instructions.iter().filter(matches).count()
     }
 
-    /// Returns the number of LOP3s with `constant` as an operand whose table is a mask and an or:
-    /// `(a & b) | c`, in any order of operands.
+    /// Returns the number of LOP3 instructions that have `constant` as an operand and whose truth
+    /// table is a mask and an or: `(a & b) | c`, in any order of operands.
     pub fn count_mask_or(&self, constant: &str) -> usize {
         let matches = |instruction: &&Instruction| {
             let mut operands = instruction.operands.split(',').map(str::trim);

@@ -1,11 +1,11 @@
-//! The proof: checks the machine code of the kernels for every card, without a GPU, and that the
-//! ledger says what it is.
+//! The proof: checks the machine code of the kernels for every card without a GPU, and compares it
+//! with the ledger.
 //!
 //! CubeCL's CUDA text is compiled by NVRTC with CubeCL's options, then by ptxas, and listed by
-//! nvdisasm; `rules.rs` has the rules for the listing. `ledger/<arch>.tsv` says what was found:
-//! kernels whose sources have not changed since are not compiled again, but for a random sample.
-//! `cargo xtask proof` compiles everything, `cargo xtask proof --bless` rewrites the ledger, and
-//! `cargo xtask test` runs this beside all other tests.
+//! nvdisasm. `rules.rs` has the rules for the listing. `ledger/<arch>.tsv` holds the figures on
+//! each kernel. Kernels whose sources have not changed since are not compiled again, except for a
+//! random sample. `cargo xtask proof` compiles everything, `cargo xtask proof --bless` rewrites the
+//! ledger, and `cargo xtask test` runs the proof with all other tests.
 
 mod check;
 mod decode;
@@ -41,20 +41,20 @@ const FOLDER: &str = "BURN_MARLIN_NVIDIA";
 pub struct Card {
     /// The architecture, as CubeCL names it to NVRTC.
     pub arch: &'static str,
-    /// Compute capability, 80 for 8.0.
+    /// The compute capability, 80 for 8.0.
     pub capability: u32,
-    /// Which configurations of a tile are compiled.
+    /// The configurations of a tile that are compiled.
     pub coverage: Coverage,
 }
 
-/// Which configurations of a tile are compiled for a card.
+/// A choice of the configurations of a tile that are compiled for a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coverage {
-    /// So many that every two values of a format occur together (`pairs.rs`).
+    /// Enough configurations that every two values of a format occur together (`pairs.rs`).
     Pairs,
-    /// The first: the PTX must be that for another card, but for the target.
+    /// The first configuration. Its PTX must be the PTX for another card, except for the target.
     SamePtx(&'static Card),
-    /// The first: that it compiles.
+    /// The first configuration, which only has to compile.
     One,
 }
 
@@ -88,7 +88,7 @@ const CARDS: [Card; 5] = [
     },
 ];
 
-/// The folder of the workspace.
+/// Returns the folder of the workspace.
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }

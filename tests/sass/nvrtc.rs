@@ -15,17 +15,17 @@ pub enum NvrtcError {
     /// The library cannot be loaded, or lacks a function.
     #[error("NVRTC cannot be loaded: {0}")]
     Load(#[from] libloading::Error),
-    /// A call failed.
+    /// A call of NVRTC failed.
     #[error("{call} answered {status} where 0 is success{log}")]
     Call {
-        /// The function.
+        /// The name of the NVRTC function.
         call: &'static str,
-        /// Its nvrtcResult.
+        /// The nvrtcResult of the call.
         status: c_int,
         /// The log of the compiler, on separate lines.
         log: String,
     },
-    /// A text that cannot be a C string.
+    /// A text or an option has a zero byte, which no C string can contain.
     #[error("the text or an option for NVRTC holds a zero byte: {0}")]
     ZeroByte(#[from] std::ffi::NulError),
 }
@@ -115,7 +115,7 @@ impl Nvrtc {
 }
 
 impl Scoped<'_> {
-    /// Reads a text, after asking NVRTC for its size.
+    /// Reads a text from NVRTC, after a call that returns its size.
     fn read(
         &self,
         call: &'static str,

@@ -1,18 +1,20 @@
 //! A choice of configurations in which every two values of a format occur together, in place of all
 //! products of them.
 //!
-//! A kernel's branches depend on one value of its format or on two, so a fault of machine code that
-//! no pair shows would need three. `cargo xtask proof --all` compiles the whole product.
+//! A kernel's branches depend on one or two values of its format. A fault of the machine code that
+//! no pair shows would depend on three values. `cargo xtask proof --all` compiles the whole
+//! product.
 
 use libtest_mimic::Trial;
 use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::Config;
 use std::collections::BTreeSet;
 
-/// The number of values that a format and a cluster have.
+/// The number of values of a configuration: those of the format, and the cluster size.
 const FACTORS: usize = 6;
 
-/// The values of a configuration, each as a number. Sparsity is the tile's.
+/// Returns the values of a configuration, each as a number. Sparsity is not among them, as it
+/// belongs to the tile.
 fn values(config: &Config) -> [usize; FACTORS] {
     let group = marlin_format::GroupSize::ALL
         .iter()
@@ -28,7 +30,7 @@ fn values(config: &Config) -> [usize; FACTORS] {
     ]
 }
 
-/// A value of two factors each.
+/// The indices of two factors, each with its value.
 type Pair = [(usize, usize); 2];
 
 fn pairs(config: &Config) -> impl Iterator<Item = Pair> {
@@ -38,14 +40,15 @@ fn pairs(config: &Config) -> impl Iterator<Item = Pair> {
     })
 }
 
-/// Returns some of `configs`, those of a tile, in which every pair of values occurs that occurs in
-/// `configs`: one after the other the one with the most pairs that have not occurred before.
+/// Returns a subset of the configurations of one tile in which every pair of values occurs that
+/// occurs in `configs`. The choice is greedy: each step takes the configuration with the most pairs
+/// that have not occurred before.
 pub fn cover(configs: &[Config]) -> Vec<Config> {
     let mut missing: BTreeSet<Pair> = configs.iter().flat_map(pairs).collect();
     let mut chosen = Vec::new();
     while !missing.is_empty() {
         let new = |config: &&Config| pairs(config).filter(|pair| missing.contains(pair)).count();
-        // The first of several: `max_by_key` returns the last.
+        // `max_by_key` returns the last of several maxima; `rev` makes that the first.
         let Some(best) = configs.iter().rev().max_by_key(new) else {
             break;
         };
@@ -66,7 +69,8 @@ pub fn trials() -> Vec<Trial> {
                 let [found, wanted] = [&chosen, &of_tile]
                     .map(|configs| configs.iter().flat_map(pairs).collect::<BTreeSet<Pair>>());
                 assert_eq!(found, wanted);
-                // Eight pairs of a group and another value are in eight configurations at least.
+                // Each configuration holds one pair of a group and another value, so eight pairs
+                // need at least eight configurations.
                 let first = of_tile.first().map(crate::tiles::unit).unwrap_or_default();
                 assert!(
                     chosen.len() <= of_tile.len() && chosen.len() <= 40,

@@ -19,21 +19,21 @@ use std::time::Instant;
 
 /// The environment variable that names the mode, which `cargo xtask proof` sets.
 const MODE: &str = "BURN_MARLIN_PROOF";
-/// Kernels of all cards that are compiled in every run, whatever the ledger says.
+/// The number of kernels of all cards that are compiled in every run, even if the ledger has them.
 const SAMPLE: usize = 40;
 /// The environment variable that sets the seed of the sample.
 const SEED: &str = "BURN_MARLIN_PROOF_SEED";
 
-/// What is compiled.
+/// The choice of kernels that are compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Kernels whose text is not in the ledger, and a sample.
     Changed,
-    /// As `Changed`; then the ledger is written anew.
+    /// The kernels of `Changed`; then the ledger is rewritten.
     Bless,
     /// Every kernel of the ledger.
     Everything,
-    /// Every kernel of the ledger, and every configuration that it leaves out.
+    /// Every kernel of the ledger, and every configuration that the ledger omits.
     All,
 }
 
@@ -52,7 +52,7 @@ impl Mode {
     }
 }
 
-/// What the tests share.
+/// The state that the tests share.
 pub struct Proof {
     mode: Mode,
     toolchain: Option<Toolchain>,
@@ -96,8 +96,8 @@ impl Proof {
         &self.ledgers[card.arch]
     }
 
-    /// Writes the ledgers with what was found. `is_whole`: every test was run, so that rows of
-    /// kernels which are no more can be dropped.
+    /// Writes the ledgers with the rows found in this run. `is_whole` must be true, which means
+    /// that every test was run: rows of kernels that no longer exist are dropped.
     pub fn bless(&self, is_whole: bool) -> Result<(), Box<dyn Error>> {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_whole || self.toolchain.is_none() {
@@ -143,7 +143,7 @@ impl Proof {
             .insert((card.arch, name.to_owned()), row.clone());
     }
 
-    /// Checks kernels that are compiled together; returns what is wrong, in words.
+    /// Checks kernels that are compiled together, and returns messages for all faults.
     fn prove(&self, card: Card, kernels: &[Arc<Kernel>]) -> Vec<String> {
         let ledger = self.ledger(card);
         let is_fresh = kernels
@@ -173,7 +173,7 @@ impl Proof {
         wrong
     }
 
-    /// Compiles kernels and compares them with the ledger; returns what is wrong, in words.
+    /// Compiles kernels, compares them with the ledger, and returns messages for all faults.
     fn compile(&self, card: Card, sources: Vec<(&Kernel, KernelSource)>) -> Vec<String> {
         let Some(toolchain) = &self.toolchain else {
             return sources
@@ -205,7 +205,8 @@ impl Proof {
         wrong
     }
 
-    /// Makes the texts of kernels; returns those, and what CubeCL refuses, in words.
+    /// Makes the CUDA texts of kernels. Returns the texts, and messages for the kernels that CubeCL
+    /// refuses.
     fn texts<'a>(
         &self,
         kernels: &'a [Arc<Kernel>],
@@ -221,8 +222,8 @@ impl Proof {
         (sources, wrong)
     }
 
-    /// Compares what was found of a kernel with its row; returns what differs. Nothing does where
-    /// the ledger is about to be written.
+    /// Compares the row found for a kernel with its row in the ledger, and returns a message if
+    /// they differ. Returns `None` in [`Mode::Bless`], where the ledger is rewritten.
     fn compare(&self, kernel: &Kernel, found: &LedgerRow) -> Option<String> {
         self.record(kernel.card, &kernel.name, found);
         match self.ledger(kernel.card).rows.get(&kernel.name) {
@@ -233,7 +234,7 @@ impl Proof {
                 kernel.name,
                 row.differences(found).join(", ")
             )),
-            // The ledger leaves it out.
+            // The ledger omits this configuration.
             None if self.mode == Mode::All => None,
             None => Some(format!("{}: not in the ledger", kernel.name)),
         }
@@ -308,8 +309,8 @@ fn trial(
     })
 }
 
-/// Returns the rows of kernels that are no more, and the routines whose sources are others than the
-/// ledger says.
+/// Returns messages for ledger rows whose kernels no longer exist, and for routines whose sources,
+/// versions or rules differ from those of the ledger.
 fn ledger_is_whole(proof: &Proof, card: Card, kernels: &[Arc<Kernel>]) -> Vec<String> {
     let ledger = proof.ledger(card);
     if proof.mode == Mode::Bless {
@@ -344,8 +345,8 @@ fn sample(proof: &Proof, card: Card, kernels: &[Arc<Kernel>]) -> Vec<String> {
             Ok(seed) => seed,
             Err(_) => return vec![format!("{SEED} is `{text}`, which is no number")],
         },
-        // Not that of other tests, which CI fixes: a sample that is always the same would find
-        // nothing.
+        // The seed is not that of other tests, which is fixed in CI: the same sample in every run
+        // would find nothing.
         Err(_) => rand::rng().random(),
     };
     println!("{SEED}={seed} draws the sample of {}", card.arch);

@@ -1,5 +1,5 @@
-//! The figures in `benches/records`: checks that each names a routine, and warns if the kernel or
-//! the sources have changed since.
+//! Checks that each figure in `benches/records` names a routine, and warns if the kernel or the
+//! sources have changed since.
 
 use crate::ledger::Ledger;
 use crate::sources::WORKSPACE;
@@ -48,8 +48,8 @@ fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// The records with times of a card's kernels; those of the processor, of devices' tests, and
-/// perplexities of families, have none.
+/// Returns the paths of the records with times of a card's kernels. The records of the host
+/// processor, of the device tests and of the perplexities of model families have no such times.
 pub fn paths() -> Result<Vec<PathBuf>, String> {
     let folder = root().join("benches/records");
     let entries =
@@ -69,7 +69,7 @@ pub fn paths() -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// The rows of a record.
+/// Returns the rows of a record.
 pub fn rows(path: &Path) -> Result<Vec<Value>, String> {
     let error = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(path).map_err(|source| error(&source))?;
@@ -80,8 +80,8 @@ pub fn rows(path: &Path) -> Result<Vec<Value>, String> {
         .ok_or_else(|| error(&"no rows"))
 }
 
-/// Returns the number of rows for each routine that are of another kernel, or of a step of other
-/// sources; those without a digest are, too.
+/// Returns the number of stale rows for each routine: those of a kernel or of a step whose digest
+/// has changed, and those without a digest.
 fn stale_rows(
     rows: &[Value],
     step: &str,

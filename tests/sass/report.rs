@@ -6,7 +6,7 @@ use crate::{CARDS, ledger};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// What a run has compiled, and what it has taken from the ledger.
+/// The kernels that a run has compiled, and the number taken from the ledger.
 #[derive(Default)]
 pub struct Report {
     state: Mutex<State>,
@@ -14,7 +14,7 @@ pub struct Report {
 
 #[derive(Default)]
 struct State {
-    /// Architecture and line of each kernel.
+    /// The architecture and the printed line of each kernel.
     lines: Vec<(&'static str, String)>,
     refused: usize,
     fresh: usize,
@@ -48,17 +48,17 @@ impl Report {
         });
     }
 
-    /// Counts kernels whose sources are those of the ledger.
+    /// Adds to the number of kernels whose sources are unchanged since the ledger was written.
     pub fn add_fresh(&self, count: usize) {
         self.change(|state| state.fresh += count);
     }
 
-    /// Counts kernels whose text is in the ledger.
+    /// Adds to the number of kernels whose text is in the ledger.
     pub fn add_known(&self, count: usize) {
         self.change(|state| state.known += count);
     }
 
-    /// Adds the time in which texts were made.
+    /// Adds to the time spent on making texts.
     pub fn add_text_time(&self, time: Duration) {
         self.change(|state| state.texts += time);
     }

@@ -6,7 +6,8 @@ use marlin_format::{GroupSize, WeightValue};
 use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::{Config, Product};
 
-/// Registers of a quarter of a multiprocessor, on every card from compute capability 8.0 to 9.0.
+/// The number of registers of a quarter of a multiprocessor, on every card from compute capability
+/// 8.0 to 9.0.
 const REGISTERS: usize = 16384;
 /// The maximum number of registers per thread.
 const THREAD_REGISTERS: usize = 255;
@@ -16,20 +17,20 @@ const REGISTER_STEP: usize = 8;
 /// The counts of the instructions that matter for speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
-    /// `cp.async` of 16 bytes past the first-level cache; for warpgroups `cp.async.bulk`.
+    /// `cp.async` of 16 bytes that bypass the first-level cache; for warpgroups `cp.async.bulk`.
     pub copies: usize,
     /// `ldmatrix.x4`.
     pub matrix_loads: usize,
-    /// `mma.sync.m16n8k16`, or `wgmma.m64nNk16` of the tile's rows, in the configuration's dtype,
-    /// with f32 sums; of a 2:4 weight `mma.sp.m16n8k32` or `wgmma.sp.m64nNk32`.
+    /// `mma.sync.m16n8k16`, or `wgmma.m64nNk16` where N is the tile's rows, in the configuration's
+    /// dtype, with f32 sums. For a 2:4 weight, `mma.sp.m16n8k32` or `wgmma.sp.m64nNk32`.
     pub products: usize,
     /// Waits for `wgmma`.
     pub waits: usize,
     /// `lop3`.
     pub logic: usize,
-    /// The instructions that turn a pair of weights into a pair of floats. Of 4 bits a `lop3`: a
-    /// mask and an or, or only a mask if weights are multiplied as f16 in their stored form. Of 8
-    /// bits a `prmt`, for bf16 two.
+    /// The number of pairs of weights that are converted to floats. A pair of 4 bits takes a
+    /// `lop3`: a mask and an or, or only a mask if weights are multiplied as f16 in their stored
+    /// form. A pair of 8 bits takes one `prmt`, or two for bf16.
     pub pairs: usize,
 }
 
@@ -52,7 +53,8 @@ impl Counts {
             code.count(mnemonic, &[&[&shape, "F32"], sparse, modifiers].concat())
         };
         let (products, products_bf16) = (of(&[]), of(&["BF16"]));
-        // 1024 in f16 and 128 in bf16, twice: a nibble is or-ed into it.
+        // The constant 1024 in f16 or 128 in bf16, twice: the nibble of each weight is or-ed into
+        // it.
         let magic = if config.bf16 {
             "0x43004300"
         } else {
@@ -83,7 +85,7 @@ impl Counts {
     }
 }
 
-/// Returns the uses of local memory, which are not allowed, and the remarks of ptxas, in words.
+/// Returns messages for uses of local memory, which are not allowed, and the remarks of ptxas.
 pub fn local_memory(usage: &Usage, code: &Code) -> Vec<String> {
     let mut broken: Vec<String> = usage
         .remarks
@@ -109,9 +111,9 @@ pub fn local_memory(usage: &Usage, code: &Code) -> Vec<String> {
     broken
 }
 
-/// Returns the loads before `griddepcontrol.wait`, of what the kernel before may still write, and a
-/// missing wait, in words. `is_there` tells whether a load is of what was there before the pass: a
-/// weight, say.
+/// Returns messages for loads before `griddepcontrol.wait` that may read data which the previous
+/// kernel still writes, and for a missing wait. `is_there` returns true for a load of data that
+/// existed before the pass, such as a weight.
 pub fn early_loads(
     capability: u32,
     code: &Code,
@@ -127,7 +129,7 @@ pub fn early_loads(
     early.map(|load| format!("{load} before griddepcontrol.wait (ACQBULK), which reads what the kernel before may still write")).collect()
 }
 
-/// Returns the rules that a compiled configuration breaks, in words.
+/// Returns messages for the rules that a compiled configuration breaks.
 pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<String> {
     let Compiled {
         usage,
@@ -164,7 +166,7 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
         rule(false, message);
     }
 
-    // The producer of warpgroups has asked for the first of the weight by then.
+    // With warpgroups, the producer starts copies of the weight before the wait.
     for message in early_loads(capability, code, |load| {
         tile.is_wgmma() && load.starts_with("UBLKCP")
     }) {
@@ -172,11 +174,11 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     }
 
     let counts = Counts::of(config, code);
-    // A warp's share of one step: `columns` by `depth` of the weight, the tile's rows by `depth` of
-    // activations.
+    // A warp's share of one step is `columns` by `depth` of the weight, and the tile's rows by
+    // `depth` of the activations.
     let (columns, depth) = (tile.columns() / tile.warps_n, tile.depth() / tile.warps_k);
-    // A product takes 16 of a warp's columns by 16 stored rows of K, mma.sync by 8 rows of
-    // activations and wgmma by all of them. The loop over steps is not unrolled.
+    // A product takes 16 of a warp's columns by 16 stored rows of K; mma.sync multiplies them by 8
+    // rows of activations, wgmma by all rows of the tile. The loop over steps is not unrolled.
     let rows = if tile.is_wgmma() { tile.rows() } else { 8 };
     let (stored, bits) = (tile.sparsity().stored_rows(depth), config.value.bits());
     // One more for all 64 columns if the activations themselves are summed.
@@ -190,7 +192,7 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
             counts.products, tile.product
         ),
     );
-    // There is no matrix product of another instruction, shape or accumulator.
+    // No matrix product has another instruction, shape or accumulator.
     let all = code.count("HMMA", &[]) + code.count("HGMMA", &[]);
     rule(
         all == counts.products,
@@ -200,7 +202,7 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
         ),
     );
     // One wait for each 16 stored rows of K, one for each group with a separate sum, and one at the
-    // end: ptxas has inserted any others between products.
+    // end. ptxas inserts any further waits between products.
     let groups = if config.multiplies_subnormals() {
         config.groups_in_chunk()
     } else {
@@ -218,7 +220,7 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
             counts.waits
         ),
     );
-    // An ldmatrix.x4 loads 512 bytes; wgmma reads shared memory itself.
+    // One ldmatrix.x4 loads 512 bytes; wgmma reads shared memory directly.
     let loads = if tile.is_wgmma() {
         0
     } else {
@@ -231,7 +233,7 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
             counts.matrix_loads
         ),
     );
-    // One instruction for each pair of weights of the lane.
+    // A lane converts its weights in pairs.
     let pairs = columns * stored / 32 / 2;
     rule(
         counts.pairs >= pairs,
@@ -241,10 +243,11 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
         ),
     );
     if tile.is_wgmma() {
-        // For each row of chunks four rows of tiles, of 8 bits eight, two of metadata, scales and
-        // zero points of each group, and a box of activations for each 64 rows of K. A producer
-        // starts those of a step; warps without one start a quarter of the tiles and one of the
-        // others each. The compiler may have unrolled the loop around them.
+        // The bulk copies of a row of chunks are four rows of tiles (eight for 8 bits), two of
+        // metadata, and the scales and zero points of each group. A box of activations is copied
+        // for each 64 rows of K. A producer starts all copies of a step. Without a producer, each
+        // warp starts a quarter of the tiles and one of the other copies. The compiler may have
+        // unrolled the loop around the copies.
         let groups = if config.group == GroupSize::Channel {
             0
         } else {
@@ -264,10 +267,10 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
             found > 0 && found.is_multiple_of(boxes),
             format!("{found} copies of a box (UTMALDG.2D) where a step takes {boxes}"),
         );
-        // With SwiGLU gates and ups are copied by themselves.
+        // With SwiGLU, gates and ups are copied separately.
         let (bulk, steps) = (bulk * config.epilogue.columns(), (found / boxes).max(1));
-        // In clusters ptxas unrolls the loop of the first weights, one for each stage, which their
-        // activations follow in a loop of their own.
+        // In clusters, ptxas unrolls the loop that copies the first weights, one for each stage. A
+        // separate loop copies their activations.
         let unrolled = if tile.is_clustered() {
             tile.stages - 1
         } else {
@@ -289,7 +292,7 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
             format!("{others} cp.async (LDGSTS) where the copy engine copies everything"),
         );
     } else {
-        // Only the weight of one step, 16 bytes for each lane.
+        // The minimum is the copies of the weight of one step, 16 bytes for each lane.
         let metadata = if tile.is_sparse() { 2 } else { 0 };
         let copies = columns * stored * bits / 8 / 512 + metadata;
         rule(

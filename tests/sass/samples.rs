@@ -1,4 +1,4 @@
-//! Tests of the parsers and the rules, on texts with and without faults.
+//! Tests of the parsers and the rules on texts with and without faults.
 
 use crate::listing::{Code, ListingError, Usage, listings_of, logs_of};
 use crate::rules::broken;
@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::{Config, Tile, configs};
 
-/// A log of ptxas 13.5 for a kernel without faults.
+/// A log of ptxas 13.5 for a kernel that obeys the rules.
 const LOG: &str = "ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'matmul_f_f16_44ad3521' for 'sm_86'
 ptxas info    : Function properties for matmul_f_f16_44ad3521
@@ -16,7 +16,7 @@ ptxas info    : Used 77 registers, used 1 barriers, 456 bytes cmem[0]
 ptxas info    : Compile time = 58.014 ms
 ";
 
-/// Lines of a listing that nvdisasm 13.5 wrote, and a local load.
+/// Lines of a listing that nvdisasm 13.5 wrote, with a local load added.
 const LISTING: &str = "	.target	sm_80
 //--------------------- .text.matmul_f_f16_b424523b --------------------------
 .text.matmul_f_f16_b424523b:

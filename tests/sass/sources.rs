@@ -13,8 +13,9 @@ use std::sync::LazyLock;
 pub static WORKSPACE: LazyLock<Result<Sources, String>> =
     LazyLock::new(|| workspace(root()).map_err(|error| error.to_string()));
 
-/// What decides whether a kernel passes. The functions that make texts are none of it: after a
-/// change of theirs the texts say what is to be compiled.
+/// The modules and functions that decide whether a kernel passes. Functions that make CUDA texts
+/// are not listed: a change of such a function changes the texts, which decide on their own what is
+/// compiled.
 const RULES: [&str; 5] = [
     "sass::rules",
     "sass::listing",
@@ -23,7 +24,7 @@ const RULES: [&str; 5] = [
     "sass::kernel::broken",
 ];
 
-/// Returns the versions, but for that of NVIDIA's compiler.
+/// Returns the versions, without that of NVIDIA's compiler.
 pub fn versions() -> Result<Versions, String> {
     let sources = WORKSPACE.as_ref().map_err(Clone::clone)?;
     let digest = |routine: Routine| Ok((routine, routine.sources(sources)?.digest()));
@@ -41,8 +42,8 @@ pub fn versions() -> Result<Versions, String> {
     })
 }
 
-/// The versions of CubeCL's crates in the lock file: one, or each with its crate's name if they
-/// differ.
+/// Returns the version of CubeCL's crates in the lock file, or each crate's name with its version
+/// if the versions differ.
 fn cubecl_versions() -> Result<String, String> {
     let lock = root().join("Cargo.lock");
     let text = fs::read_to_string(&lock).map_err(|error| format!("{}: {error}", lock.display()))?;
@@ -80,10 +81,11 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-/// Whatever function of `ptx` a routine's own files call, its file is in the digest.
+/// Checks that every file of `ptx` with a function that a routine's own files call is in the
+/// routine's digest.
 ///
-/// The search knows no modules and no imports: it takes the functions that the text of each file of
-/// `ptx` defines, and looks for calls in the text of the routine's.
+/// The search ignores modules and imports. It takes the functions that the text of each file of
+/// `ptx` defines, and looks for calls in the text of the routine's files.
 fn every_file() -> Result<(), String> {
     let sources = WORKSPACE.as_ref().map_err(Clone::clone)?;
     let kernels = root().join("crates/marlin-kernels/src");
@@ -129,7 +131,7 @@ fn every_file() -> Result<(), String> {
     Ok(())
 }
 
-/// The names of the functions that a text defines at its top.
+/// Returns the names of the functions that a text defines at its top level.
 fn defined(text: &str) -> Vec<&str> {
     text.lines()
         .filter_map(|line| {
@@ -151,7 +153,8 @@ fn calls(text: &str, name: &str) -> bool {
     })
 }
 
-/// The files that lists by hand did not have while kernels used them.
+/// Checks that the digests have the files that earlier, hand-written lists lacked although kernels
+/// used them.
 fn missed_before() -> Result<(), String> {
     let sources = WORKSPACE.as_ref().map_err(Clone::clone)?;
     let kernels = root().join("crates/marlin-kernels/src");
@@ -184,7 +187,7 @@ fn missed_before() -> Result<(), String> {
     Ok(())
 }
 
-/// Every Rust file below a folder.
+/// Returns every Rust file below a folder.
 fn rust_files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder)
         .into_iter()

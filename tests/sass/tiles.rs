@@ -7,10 +7,11 @@ use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::{Config, Tile, configs};
 use serde_json::Value;
 
-/// Compute capability of the cards that records are of.
+/// The compute capability of the cards with records.
 const RECORDED: u32 = 90;
 
-/// The name of a configuration: tile, width, group, dtype, zero points, epilogue.
+/// Returns the name of a configuration: tile, cluster, stages, bit width, group, dtype, zero
+/// points, epilogue.
 pub fn name(config: &Config) -> String {
     let tile = &config.tile;
     let cluster = if tile.is_clustered() {
@@ -26,7 +27,7 @@ pub fn name(config: &Config) -> String {
     )
 }
 
-/// The name of a configuration's format.
+/// Returns the name of a configuration's format.
 pub fn format(config: &Config) -> String {
     let dtype = if config.bf16 { "bf16" } else { "f16" };
     let zeros = if config.zero_points { " zeros" } else { "" };
@@ -34,7 +35,7 @@ pub fn format(config: &Config) -> String {
     format!("{} {} {dtype}{zeros}{epilogue}", config.value, config.group)
 }
 
-/// The name of a tile, whatever its stages and its clusters.
+/// Returns the name of a tile, without its stages and cluster size.
 pub fn unit(config: &Config) -> String {
     let tile = &config.tile;
     format!(
@@ -46,12 +47,12 @@ pub fn unit(config: &Config) -> String {
     )
 }
 
-/// Every configuration of a card, by tile.
+/// Returns every configuration of a card, by tile.
 pub fn by_tile(card: Card) -> Vec<Vec<Config>> {
     grouped(&configs(card.capability, shared_limit(card.capability)))
 }
 
-/// Configurations by tile, whatever its stages and its clusters.
+/// Groups configurations by tile, regardless of stages and cluster size.
 pub fn grouped(configs: &[Config]) -> Vec<Vec<Config>> {
     let tile = |config: &Config| Tile {
         stages: 0,
@@ -68,8 +69,8 @@ pub fn grouped(configs: &[Config]) -> Vec<Vec<Config>> {
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
-/// The configurations of a card that `benches/records` has times of, so that the ledger tells
-/// whether they are stale.
+/// Returns the configurations of a card for which `benches/records` has times. The ledger has their
+/// digests, which show whether the times are stale.
 pub fn recorded(card: Card) -> Result<Vec<Config>, String> {
     let mut found = Vec::new();
     if card.capability != RECORDED {
@@ -84,7 +85,7 @@ pub fn recorded(card: Card) -> Result<Vec<Config>, String> {
     Ok(found)
 }
 
-/// Returns true if a row of a record is of a configuration.
+/// Returns true if a row of a record has the time of a configuration.
 fn is_of(row: &Value, config: &Config) -> bool {
     !config.is_gated()
         && row["bits"] == config.value.bits()
@@ -94,8 +95,8 @@ fn is_of(row: &Value, config: &Config) -> bool {
         && row["kernel"] == format!("marlin ({})", config.tile)
 }
 
-/// Returns a test that every format has a configuration on a card: the other tests would pass
-/// without one.
+/// Returns a test that every format has a configuration on a card. The other tests would pass
+/// without any configuration.
 pub fn every_format(card: Card) -> Trial {
     Trial::test(
         format!("{}::every_format_has_a_configuration", card.arch),

@@ -26,10 +26,10 @@ pub enum ToolchainError {
     File {
         /// The file or folder.
         path: PathBuf,
-        /// The cause.
+        /// The cause of the failure.
         source: std::io::Error,
     },
-    /// The listing is not of the kernels.
+    /// The listing or the log could not be parsed.
     #[error(transparent)]
     Listing(#[from] ListingError),
     /// A program failed.
@@ -39,7 +39,7 @@ pub enum ToolchainError {
         command: String,
         /// The exit status.
         status: std::process::ExitStatus,
-        /// Its output.
+        /// The output of the program.
         output: String,
     },
 }
@@ -48,23 +48,23 @@ pub enum ToolchainError {
 pub struct Toolchain {
     folder: PathBuf,
     nvrtc: Nvrtc,
-    /// The version that ptxas prints; all wheels are of the same release.
+    /// The version that ptxas prints. All wheels have the same release.
     version: String,
 }
 
 /// A kernel compiled for one card.
 #[derive(Debug)]
 pub struct Compiled {
-    /// Its resources.
+    /// The resources that the kernel uses.
     pub usage: Usage,
-    /// Its machine code.
+    /// The machine code of the kernel.
     pub code: Code,
     /// The shared memory of a block in bytes.
     pub shared_bytes: usize,
 }
 
 impl Toolchain {
-    /// Loads the compiler in `folder`, which has `bin`, `lib` and `include`.
+    /// Loads the toolchain in `folder`, which has the folders `bin`, `lib` and `include`.
     pub fn load(folder: PathBuf) -> Result<Self, ToolchainError> {
         for (what, path) in [
             ("ptxas", "bin/ptxas"),
@@ -112,8 +112,9 @@ impl Toolchain {
     /// Compiles a text to PTX for the architecture `arch`.
     pub fn ptx(&self, text: &str, arch: &str) -> Result<String, ToolchainError> {
         let include = self.folder.join("include");
-        // As in `compile_to_ptx` of cubecl-cuda 0.11.3, but for `-lineinfo`: the machine code is
-        // the same without it, and ptxas takes line information of one text only.
+        // The options are those of `compile_to_ptx` in cubecl-cuda 0.11.3, without `-lineinfo`. The
+        // machine code is the same without `-lineinfo`, and ptxas accepts line information of only
+        // one text.
         let options = [
             format!("--gpu-architecture={arch}"),
             format!("--include-path={}", include.display()),
@@ -122,9 +123,10 @@ impl Toolchain {
         Ok(self.nvrtc.ptx(text, &options)?)
     }
 
-    /// Compiles kernels for the architecture `arch`, in order. NVRTC compiles each by itself; ptxas
-    /// and nvdisasm, which takes 0.3 s to start, take all at once. Where they fail, each kernel is
-    /// compiled by itself, so that the error is that of the kernel which has it.
+    /// Compiles kernels for the architecture `arch`, in order. NVRTC compiles each kernel
+    /// separately; ptxas and nvdisasm, which takes 0.3 s to start, process all kernels at once. If
+    /// they fail, each kernel is compiled separately, so that each error belongs to the kernel that
+    /// caused it.
     pub fn compile(
         &self,
         sources: &[&KernelSource],
@@ -174,7 +176,7 @@ impl Toolchain {
             .chain(files.iter().map(PathBuf::as_path))
             .collect();
         let (_, log) = self.run("ptxas", &arguments)?;
-        // Only code (`-c`), without the analysis of data flow (`-ndf`), which takes a third of the
+        // `-c` lists only code. `-ndf` omits the data-flow analysis, which takes a third of the
         // time and does not change the listing.
         let (listing, _) = self.run("nvdisasm", &["-c".as_ref(), "-ndf".as_ref(), &cubin])?;
 

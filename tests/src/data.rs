@@ -13,19 +13,19 @@ use std::sync::OnceLock;
 /// One matmul to test.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// Rows of activations.
+    /// The number of rows of activations.
     pub m: usize,
-    /// Input features.
+    /// The number of input features.
     pub k: usize,
-    /// Output features.
+    /// The number of output features.
     pub n: usize,
-    /// The format.
+    /// The format of the weight.
     pub spec: QuantSpec,
-    /// Dtype of activations and output.
+    /// The dtype of activations and output.
     pub activations: ActivationDtype,
-    /// Act-order.
+    /// True if the weight has act-order.
     pub permuted: bool,
-    /// The values that are stored.
+    /// The sparsity of the weight.
     pub sparsity: Sparsity,
 }
 
@@ -57,13 +57,13 @@ impl fmt::Display for Case {
 /// Random operands of a case, and their product in f64.
 #[derive(Debug)]
 pub struct Operands {
-    /// [M, K], each value exact in the activations' dtype.
+    /// The activations [M, K], each value exact in their dtype.
     pub x: Vec<f32>,
     /// The weight, with random values, scales and zero points.
     pub weight: PlainWeight,
-    /// `[N]`, each value exact in the activations' dtype.
+    /// The bias `[N]`, each value exact in the activations' dtype.
     pub bias: Vec<f32>,
-    /// x W + bias, [M, N].
+    /// The expected output x W + bias, [M, N].
     pub expected: Vec<f64>,
     /// The square root of the sum of squares of the terms of each output: the expected magnitude of
     /// a random sum of these terms.
@@ -72,7 +72,7 @@ pub struct Operands {
 }
 
 impl Operands {
-    /// The bytes of the weight's tensors in the tile layout, packed at the first call.
+    /// Returns the bytes of the weight's tensors in the tile layout, packed at the first call.
     pub fn tiles(&self) -> &WeightTensors<Vec<u8>> {
         self.tiles.get_or_init(|| {
             tile_bytes(&self.weight)
@@ -143,8 +143,8 @@ impl Operands {
         }
     }
 
-    /// SwiGLU of the product, whose first half of columns are gates, [M, N / 2]: the expected
-    /// outputs, and the magnitude of the terms of each, to first order.
+    /// Returns SwiGLU of the product, whose first half of columns are gates: the expected outputs
+    /// [M, N / 2], and the magnitude of the terms of each output, to first order.
     pub fn swiglu(&self, case: &Case) -> (Vec<f64>, Vec<f64>) {
         let half = case.n / 2;
         let rows = self
@@ -175,7 +175,7 @@ impl Operands {
     }
 }
 
-/// The bytes of a weight's tensors in the plain layout, as a device holds them.
+/// Returns the bytes of a weight's tensors in the plain layout, as a device holds them.
 pub fn plain_bytes(weight: &PlainWeight) -> WeightTensors<Vec<u8>> {
     WeightTensors {
         qweight: little_endian(weight.qweight()),
@@ -186,7 +186,7 @@ pub fn plain_bytes(weight: &PlainWeight) -> WeightTensors<Vec<u8>> {
     }
 }
 
-/// The same in the tile layout.
+/// Returns the bytes of a weight's tensors in the tile layout.
 fn tile_bytes(weight: &PlainWeight) -> Result<WeightTensors<Vec<u8>>, FormatError> {
     let descriptor = weight.descriptor();
     let metadata = weight
@@ -212,7 +212,7 @@ fn little_endian(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The row, in the order of groups, of a stored value.
+/// Returns the row of a stored value, in the order of groups.
 fn row_of(weight: &PlainWeight, stored: usize, column: usize) -> usize {
     let Some(metadata) = weight.metadata() else {
         return stored;
@@ -228,7 +228,7 @@ fn row_of(weight: &PlainWeight, stored: usize, column: usize) -> usize {
     stored / 2 * 4 + usize::from(place)
 }
 
-/// Draws the places of the values of a 2:4 weight.
+/// Draws the metadata of a 2:4 weight: the places of the stored values.
 fn random_metadata(rng: &mut StdRng, k: usize, n: usize) -> Vec<u32> {
     let layout = MetadataLayout::new(k, n);
     let mut metadata = vec![MetadataLayout::PADDING_WORD; layout.words()];
@@ -239,7 +239,7 @@ fn random_metadata(rng: &mut StdRng, k: usize, n: usize) -> Vec<u32> {
     metadata
 }
 
-/// Computes x W + bias in f64 and the magnitudes, from the definition of the format and without the
+/// Computes x W + bias in f64 and the magnitudes from the definition of the format, without the
 /// code under test.
 fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f64>, Vec<f64>) {
     let (k, n) = (weight.k(), weight.n());

@@ -1,9 +1,9 @@
-//! What the kernels of plans run on.
+//! The units on which the kernels of plans run.
 
 use marlin_kernels::{Kernel, Plan};
 
-/// Returns true if the kernel of a plan computes on tensor cores: that of tiles for any rows, or
-/// that of one row.
+/// Returns true if the kernel of a plan computes on tensor cores: the tiled Marlin kernel for any
+/// number of rows, or the matmul of one row.
 pub fn runs_on_tensor_cores(plan: &Plan) -> bool {
     matches!(plan.kernel, Kernel::Marlin(_) | Kernel::Gemv { .. })
 }
@@ -18,8 +18,8 @@ mod tests {
     };
     use std::collections::BTreeSet;
 
-    /// What the device tests claim of a card's plans, of cards of every capability, since no check
-    /// but a run on a card sees those.
+    /// Checks the plans that the device tests expect, for cards of every compute capability: other
+    /// tests see a card's plans only on that card.
     #[test]
     fn half_precision_runs_on_the_tensor_cores_of_every_card() {
         let mut kernels = BTreeSet::new();
@@ -36,7 +36,8 @@ mod tests {
                 card: Some(Card::assumed(capability, 108, shared * 1024)),
             };
             for case in cases() {
-                // A layer casts scales in f32 to the dtype of activations in half precision.
+                // A layer casts scales in f32 to the dtype of activations if that is half
+                // precision.
                 let half = case.activations != ActivationDtype::F32;
                 let problem = if half {
                     case.problem().with_scales(case.activations)

@@ -2,7 +2,7 @@ use crate::Case;
 use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightValue};
 use marlin_kernels::ActivationDtype;
 
-/// Rows of activations around the edges of every tile.
+/// The numbers of rows of activations around the edges of every tile.
 pub const ROWS: [usize; 18] = [
     1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2048,
 ];
@@ -23,8 +23,8 @@ pub fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
         // The last shape has one group, which the tile layout pads to two.
         GroupSize::G32 => &[[344, 40], [33, 9], [32, 344]],
         GroupSize::G64 => &[[72, 65], [1000, 8]],
-        // K of the first ends in the second half of the last group, that of the second after its
-        // first half, and that of the third within the only group.
+        // The first K ends in the second half of the last group, the second K after the first half
+        // of the last group, and the third K within the only group.
         GroupSize::G128 => &[[200, 33], [320, 64], [100, 7]],
     });
     shapes
@@ -92,7 +92,7 @@ pub fn cases() -> Vec<Case> {
             .map(case),
         );
     }
-    // Scales in f32, as models quantised in f32 have; for tensor cores, a layer casts them to the
+    // Models quantised in f32 have scales in f32. For tensor cores, a layer casts the scales to the
     // dtype of the activations.
     for activations in [ActivationDtype::F32, ActivationDtype::F16] {
         for spec in [

@@ -4,12 +4,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The environment variable that sets the seed.
 const VARIABLE: &str = "MARLIN_TEST_SEED";
-/// The seed where the environment variable `CI` is set: a failure there comes from the change under
+/// The seed if the environment variable `CI` is set: a failure in CI comes from the change under
 /// test, not from the data drawn.
 const CI_SEED: u64 = 1;
 
-/// Returns the seed for random test data, and prints it: that of `MARLIN_TEST_SEED` if set, a fixed
-/// one in CI, otherwise one from the clock.
+/// Returns the seed for random test data, and prints it. The seed is the value of
+/// `MARLIN_TEST_SEED` if set, a fixed seed in CI, otherwise a seed from the clock.
 pub fn seed() -> u64 {
     let seed = match std::env::var(VARIABLE) {
         Ok(text) => text.parse().unwrap_or_else(|_| {

@@ -1,10 +1,10 @@
-//! Errors of the options and of a comparison.
+//! Errors of the options and of the comparison.
 
 use burn::tensor::FloatDType;
 
 use crate::HEAD_FEATURES;
 
-/// A comparison that could not be made.
+/// An error that prevents the comparison.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompareError {
@@ -13,7 +13,7 @@ pub enum CompareError {
         "--hidden {found}: the model needs a multiple of {HEAD_FEATURES}, one attention head or more"
     )]
     Hidden {
-        /// The width asked for.
+        /// The requested width.
         found: usize,
     },
     /// A number that must be 1 or more.
@@ -22,10 +22,10 @@ pub enum CompareError {
         /// The option's name.
         option: &'static str,
     },
-    /// A dtype that the device does not compute in.
+    /// A dtype that the device does not support.
     #[error("the device does not compute in {dtype:?}; every device does in F32, with --f32")]
     Dtype {
-        /// The dtype asked for.
+        /// The requested dtype.
         dtype: FloatDType,
     },
     /// A model that does not fit in the memory of the device.
@@ -33,21 +33,21 @@ pub enum CompareError {
         "--hidden {hidden} --layers {layers} --rows {rows} takes about {needed} bytes; the device has {free} free"
     )]
     TooLarge {
-        /// Features of a row.
+        /// The number of features of a row.
         hidden: usize,
-        /// Layers of the encoder.
+        /// The number of layers of the encoder.
         layers: usize,
-        /// Rows of activations.
+        /// The number of rows of activations.
         rows: usize,
-        /// Bytes of the float weights and of one layer's activations.
+        /// The estimated bytes of the float weights and of one layer's activations.
         needed: usize,
-        /// Free bytes of the device.
+        /// The number of free bytes of the device.
         free: usize,
     },
     /// A device that is not present.
     #[error("--device {name}: no such device is present")]
     Device {
-        /// Its name on the command line.
+        /// The name of the device on the command line.
         name: String,
     },
     /// The fusion provider could not be installed, or the conversion failed.

@@ -1,5 +1,5 @@
-//! The same Burn model in float and in 4 bits: [`compare`] converts it with one call, and measures
-//! both.
+//! A Burn model in float and in 4 bits: [`compare`] converts the model with one call, and measures
+//! it before and after the conversion.
 
 mod error;
 mod model;
@@ -15,20 +15,20 @@ use burn_marlin::{QuantSpec, Report, WeightQuantizer};
 pub use error::CompareError;
 pub use model::{CLASSES, HEAD_FEATURES, Model};
 
-/// The model to convert, and what it is converted to.
+/// The size of the model to convert, and the format of the converted weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Options {
-    /// Features of a row; a multiple of [`HEAD_FEATURES`].
+    /// The number of features of a row; a multiple of [`HEAD_FEATURES`].
     pub hidden: usize,
-    /// Layers of the encoder.
+    /// The number of layers of the encoder.
     pub layers: usize,
-    /// Rows of activations of a forward pass.
+    /// The number of rows of activations of a forward pass.
     pub rows: usize,
     /// The dtype of activations and of float weights.
     pub dtype: FloatDType,
     /// The format of the converted weights.
     pub spec: QuantSpec,
-    /// Forward passes that are timed.
+    /// The number of timed forward passes.
     pub runs: usize,
 }
 
@@ -36,7 +36,7 @@ impl Options {
     /// Checks that a device can hold and run the model.
     ///
     /// # Errors
-    /// [`CompareError::Hidden`], [`CompareError::Zero`], [`CompareError::Dtype`],
+    /// Returns [`CompareError::Hidden`], [`CompareError::Zero`], [`CompareError::Dtype`] or
     /// [`CompareError::TooLarge`].
     pub fn check(&self, device: &Device) -> Result<(), CompareError> {
         let Self {
@@ -71,8 +71,8 @@ impl Options {
         }
     }
 
-    /// Estimates the bytes of the float weights and of one layer's activations, all in f32: weights
-    /// are drawn in f32.
+    /// Estimates the bytes of the float weights and of one layer's activations, all in f32, because
+    /// weights are drawn in f32.
     fn needed_bytes(&self) -> usize {
         let product = |factors: &[usize]| {
             factors
@@ -83,7 +83,8 @@ impl Options {
         // An encoder layer has four matrices of hidden x hidden, and two of hidden x 4 hidden.
         let weights = product(&[12, self.layers, self.hidden, self.hidden])
             .saturating_add(product(&[self.hidden, CLASSES]));
-        // Scores and their softmax; the wide rows and those around them.
+        // The activations are the attention scores and their softmax, and the rows before, in and
+        // after the feed-forward network.
         let scores = product(&[2, self.hidden / HEAD_FEATURES, self.rows, self.rows]);
         weights
             .saturating_add(scores)
@@ -114,7 +115,8 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// The norm of the difference of the two outputs, divided by the norm of the float output.
+    /// Returns the norm of the difference of the two outputs, divided by the norm of the float
+    /// output.
     pub fn relative_error(&self) -> f64 {
         let squares = |values: &mut dyn Iterator<Item = f32>| {
             values.map(|value| f64::from(value).powi(2)).sum::<f64>()
@@ -130,7 +132,7 @@ impl Comparison {
     }
 }
 
-/// Makes a float model, runs it, converts it, and runs it again on the same input.
+/// Creates a float model, runs it, converts it, and runs the converted model on the same input.
 ///
 /// # Errors
 /// Returns the errors of [`Options::check`], [`CompareError::Marlin`] if the conversion fails, and
@@ -175,7 +177,7 @@ fn run(model: &Model, x: &Tensor<3>, runs: usize, device: &Device) -> Result<Run
             reason: error.to_string(),
         }
     }
-    // Earlier operations that are still queued must not be counted. This pass also compiles
+    // Earlier operations that are still queued must not be counted. The counted pass also compiles
     // kernels.
     device.sync().map_err(failed)?;
     let start = fusion_count();
@@ -198,7 +200,8 @@ fn run(model: &Model, x: &Tensor<3>, runs: usize, device: &Device) -> Result<Run
         drop(y);
         Ok(time)
     };
-    // Once without the cast to f32, as that is fused differently, and may compile other kernels.
+    // This pass is not timed. Without the cast to f32 it is fused differently, and may compile
+    // other kernels.
     forward()?;
     let mut times = (0..runs)
         .map(|_| forward())

@@ -1,4 +1,5 @@
-//! Converts an ordinary Burn model to 4-bit weights, and prints what changed.
+//! Converts an ordinary Burn model to 4-bit weights, and prints the changes in size, output and
+//! time.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -9,8 +10,8 @@ use burn_marlin::{GroupSize, QuantSpec};
 use clap::Parser;
 use convert_model::{CompareError, Comparison, Options, Run, compare};
 
-/// Converts a transformer of Burn's own layers to 4-bit weights with one call, and compares it with
-/// the float one.
+/// Converts a transformer of Burn's own layers to 4-bit weights with one call, and compares the
+/// result with the float model.
 #[derive(Debug, Parser)]
 #[command(name = "convert-model")]
 struct Args {
@@ -40,7 +41,8 @@ struct Args {
     runs: usize,
 }
 
-/// Opens the first device of a kind, if this build has the feature and this machine the device.
+/// Opens the first device of a kind; `None` if this build lacks the feature or the machine lacks
+/// the device.
 fn open_device(name: &str) -> Option<Device> {
     let kind = match name {
         #[cfg(feature = "flex")]
@@ -72,7 +74,8 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), CompareError> {
-    // Before the first tensor: from then on Burn's fusion supports packed weights.
+    // This call must precede the first tensor; after the call, Burn's fusion supports packed
+    // weights.
     burn_marlin::install()?;
     let device = open_device(&args.device).ok_or_else(|| CompareError::Device {
         name: args.device.clone(),

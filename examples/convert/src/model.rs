@@ -7,9 +7,9 @@ use burn::nn::transformer::{
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
-/// Features of an attention head.
+/// The number of features of an attention head.
 pub const HEAD_FEATURES: usize = 64;
-/// Output features of the model.
+/// The number of output features of the model.
 pub const CLASSES: usize = 256;
 
 /// An encoder, and a classifier for each of its output rows.
@@ -20,7 +20,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model with random weights. `hidden` is a multiple of [`HEAD_FEATURES`].
+    /// Creates a model with random weights. `hidden` is a multiple of [`HEAD_FEATURES`].
     pub fn new(hidden: usize, layers: usize, device: &Device) -> Self {
         let encoder =
             TransformerEncoderConfig::new(hidden, 4 * hidden, hidden / HEAD_FEATURES, layers);
@@ -30,7 +30,7 @@ impl Model {
         }
     }
 
-    /// [batch, rows, hidden] to [batch, rows, CLASSES].
+    /// Returns the output [batch, rows, CLASSES] for an input [batch, rows, hidden].
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         self.classifier
             .forward(self.encoder.forward(TransformerEncoderInput::new(x)))

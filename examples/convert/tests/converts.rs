@@ -24,8 +24,8 @@ fn converted(spec: QuantSpec) -> Comparison {
     comparison
 }
 
-/// Checks the relative error of the output, and the memory of the converted weights relative to the
-/// float ones in f16: `bits` for each value.
+/// Checks the relative error of the output, and that converted weights take `bits` bits for each
+/// value, relative to the float weights in f16.
 fn expect(spec: QuantSpec, error: std::ops::Range<f64>, bits: f64) {
     let comparison = converted(spec);
     let found = comparison.relative_error();

@@ -39,8 +39,8 @@ impl Default for Options {
     }
 }
 
-/// A folder's model in 4 bits, with adapters on every converted layer and a tokenised text to
-/// learn.
+/// A folder's model in 4 bits, with adapters on every converted layer, and the tokens of the text
+/// to learn.
 pub struct Prepared {
     /// The model, not yet in training.
     pub model: Model,
@@ -50,7 +50,8 @@ pub struct Prepared {
     pub tokens: Vec<u32>,
 }
 
-/// Opens a float Llama folder, converts it, and attaches adapters that add nothing yet.
+/// Opens a float Llama folder, converts the model, and attaches adapters, whose initial
+/// contribution is zero.
 ///
 /// # Errors
 /// Returns an error if the folder cannot be opened or converted, or the text cannot be encoded.
@@ -74,7 +75,7 @@ pub fn prepare(
     let (model, report) = quantizer
         .quantize(Arc::unwrap_or_clone(llama.model))
         .map_err(|refused| refused.error)?;
-    // This freezes all other parameters.
+    // The call freezes all other parameters.
     let model = model.apply_lora(Lora::new(options.rank, 2.0 * options.rank as f64));
     Ok(Prepared {
         model,
@@ -111,7 +112,7 @@ pub fn train(
     let mut optimizer = AdamWConfig::new().init();
     let mut losses = Vec::with_capacity(steps);
     for step in 0..steps {
-        // Consecutive windows of the text, from the start again at its end.
+        // Windows of the text are consecutive, and continue at the start after the end of the text.
         let starts = (0..batch).map(|index| (step * batch + index) * seq % (windows + 1));
         let window: Vec<i32> = starts
             .flat_map(|start| {
@@ -136,7 +137,7 @@ pub fn train(
     Ok((model.valid(), losses))
 }
 
-/// Returns the perplexity of the tokens.
+/// Returns the perplexity of the model on the tokens.
 ///
 /// # Errors
 /// Returns the errors of [`perplexity`].
@@ -144,7 +145,7 @@ pub fn measure(model: &Model, tokens: &[u32], seq: usize) -> Result<f64, Box<dyn
     Ok(perplexity(model, tokens, seq, |_| {})?.perplexity)
 }
 
-/// Saves only the adapters.
+/// Saves the adapters of a model, without the other parameters.
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
@@ -154,7 +155,7 @@ pub fn save_adapters(model: Model, file: &Path) -> Result<(), Box<dyn Error>> {
         .save(file)?)
 }
 
-/// Loads adapters into a model that has places for them.
+/// Loads adapters into a model that already has adapters of the same rank.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, or has adapters of another model or rank.

@@ -16,7 +16,7 @@ pub struct Args {
     /// Text to continue, or with `--chat` to answer.
     #[arg(long, default_value = "/// Returns the number of elements in the ")]
     pub prompt: String,
-    /// Use the prompt as a user's turn, in the model's chat template.
+    /// Use the prompt as a user's message, in the model's chat template.
     #[arg(long)]
     pub chat: bool,
     /// The device to run on; all but `flex` are features of this program.
@@ -33,7 +33,8 @@ pub struct Args {
     pub seed: u64,
 }
 
-/// Opens the first device of a kind, if this build has the feature and this machine the device.
+/// Opens the first device of a kind; `None` if this build lacks the feature or the machine lacks
+/// the device.
 pub fn open_device(name: &str) -> Option<Device> {
     let kind = match name {
         #[cfg(feature = "flex")]
@@ -49,7 +50,7 @@ pub fn open_device(name: &str) -> Option<Device> {
     Device::enumerate(kind).into_iter().next()
 }
 
-/// A text that could not be generated.
+/// An error that prevents the generation of text.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
     #[error(transparent)]

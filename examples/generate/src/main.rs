@@ -1,5 +1,5 @@
-//! Continues a text with a Llama, token by token: shows every part of marlin-lm that a program
-//! for text needs.
+//! Continues a text with a Llama, token by token. The program shows every part of marlin-lm that
+//! text generation needs.
 
 mod args;
 
@@ -39,13 +39,14 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), GenerateError> {
-    // Before the first tensor: from then on Burn's fusion supports packed weights.
+    // This call must precede the first tensor; after the call, Burn's fusion supports packed
+    // weights.
     burn_marlin::install()?;
     let device = open_device(&args.device).ok_or_else(|| GenerateError::NoDevice {
         name: args.device.clone(),
     })?;
 
-    // Opens a Hugging Face folder: the model, its tokenizer and its generation_config. Quantised
+    // A Hugging Face folder has the model, its tokenizer and its generation_config. Quantised
     // weights stay quantised.
     let llama = LanguageModel::open(&args.model, &device, &OpenOptions::default())?;
     let tokenizer = llama.tokenizer()?;
@@ -54,7 +55,7 @@ fn run(args: &Args) -> Result<(), GenerateError> {
     let suppression = llama.generation.suppression.clone();
     let mut stop_tokens = llama.generation.eos_token_ids.clone();
 
-    // The tokens of the prompt: a text, or a conversation in the model's chat template.
+    // The prompt is a text, or a conversation in the model's chat template.
     let prompt = if args.chat {
         let template =
             ChatTemplate::open(&args.model)?.ok_or_else(|| GenerateError::NoTemplate {
@@ -66,8 +67,8 @@ fn run(args: &Args) -> Result<(), GenerateError> {
         tokenizer.encode(&args.prompt)?
     };
 
-    // An engine for one sequence; there can be up to 128. On CUDA the warm-up records the graph of
-    // a step.
+    // The engine has one slot; an engine can have up to 128. On CUDA, the warm-up records the graph
+    // of a step.
     let mut engine = Engine::new(llama.model.clone(), 1)?;
     engine.warm_up(prompt.len());
     let start = Instant::now();
@@ -82,8 +83,8 @@ fn run(args: &Args) -> Result<(), GenerateError> {
         },
     )?;
 
-    // A token may be a part of a character: the stream returns text once its characters are
-    // complete. An answer is a new text.
+    // A token may be a part of a character, so the stream returns text once its characters are
+    // complete. The answer of a chat does not continue the prompt's text.
     let mut stream = TextStream::after(tokenizer, if args.chat { &[] } else { &prompt })?;
     let mut out = std::io::stdout().lock();
     if !args.chat {
@@ -91,7 +92,8 @@ fn run(args: &Args) -> Result<(), GenerateError> {
     }
     let (mut tokens, mut first) = (0_usize, None);
     while engine.sequences() > 0 {
-        // The first step reads the prompt; every step gives one token for each sequence.
+        // The first step is the prefill of the prompt; every step gives one token for each
+        // sequence.
         for StepOutput { token, end, .. } in engine.step()? {
             first.get_or_insert_with(|| start.elapsed());
             if let Some(token) = token {

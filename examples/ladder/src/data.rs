@@ -12,19 +12,19 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rayon::prelude::*;
 
-/// The largest relative error that rounding can cause: of the weights, which tensor cores multiply
-/// in f16, and of the output.
+/// The largest relative error that rounding can cause. The weights, which tensor cores multiply in
+/// f16, and the output are rounded.
 pub const TOLERANCE: f64 = 1e-3;
 
 /// Random operands, and their product in f64.
 pub struct Data {
     /// The problem; its M is the maximum over all launches.
     pub problem: QuantProblem,
-    /// [M, K].
+    /// The activations [M, K].
     pub x: Vec<f16>,
     /// The weight.
     pub weight: PlainWeight,
-    /// [M, N].
+    /// The expected output [M, N].
     pub expected: Vec<f64>,
 }
 
@@ -83,8 +83,8 @@ impl Data {
         })
     }
 
-    /// The relative error ||found - expected|| / ||expected|| of the first rows; infinite if a
-    /// value is not finite.
+    /// Returns the relative error ||found - expected|| / ||expected|| of the first rows; infinite
+    /// if a value is not finite.
     pub fn relative_error(&self, found: &[f16]) -> f64 {
         let square = |sum: f64, value: f64| sum + value * value;
         let expected = &self.expected[..found.len().min(self.expected.len())];
@@ -103,7 +103,7 @@ impl Data {
     }
 }
 
-/// Operands on a device, with several copies of the weight for calls to use in turn.
+/// The operands on a device, with several copies of the weight, which calls use in turn.
 pub struct Buffers {
     x: Handle,
     out: Handle,
@@ -112,10 +112,11 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Copies operands to a device, the weight `copies` times in the layout of each of `steps`.
+    /// Copies operands to a device. The weight is copied `copies` times in each layout that `steps`
+    /// need.
     ///
     /// # Errors
-    /// Never for a weight of [`Data::random`].
+    /// Returns no error for a weight of [`Data::random`].
     pub fn new(
         client: &Client,
         data: &Data,
@@ -154,8 +155,8 @@ impl Buffers {
         })
     }
 
-    /// The operands of a call. Calls use the copies of the weight in turn; without `out`, they
-    /// share one output.
+    /// Returns the operands of call number `call`. Calls use the copies of the weight in turn. If
+    /// `out` is `None`, calls share one output.
     pub fn args(
         &self,
         step: &Step,
@@ -209,7 +210,6 @@ fn bytes(values: &[f16]) -> Vec<u8> {
 }
 
 fn buffer(handle: &Handle, elements: usize) -> BufferArg {
-    // SAFETY: every handle of this module was made for at least the elements that it is given out
-    // with.
+    // SAFETY: every handle of this module was made for at least `elements` elements.
     unsafe { BufferArg::from_raw_parts(handle.clone(), elements) }
 }

@@ -1,7 +1,7 @@
 use marlin_kernels::{KernelError, Runtime};
 use std::path::PathBuf;
 
-/// A step that cannot run, or a wrong result.
+/// An error of a step that cannot run, or of a wrong result.
 #[derive(Debug, thiserror::Error)]
 pub enum LadderError {
     /// A length that is not a multiple of the step's tiles.
@@ -35,7 +35,7 @@ pub enum LadderError {
         "{problem}: the ladder takes int4 in groups of 128, symmetric, with scales and activations in f16 and rows in order"
     )]
     Format {
-        /// The problem, in words.
+        /// A description of the problem.
         problem: String,
     },
     /// A step in inline PTX, on a device of another runtime than CUDA.
@@ -53,7 +53,7 @@ pub enum LadderError {
     Card {
         /// Number of the step.
         step: usize,
-        /// The problem, in words.
+        /// A description of the problem.
         problem: String,
         /// The maximum shared memory of a block, in bytes.
         shared_limit: usize,
@@ -65,7 +65,7 @@ pub enum LadderError {
     Wrong {
         /// Number of the step.
         step: usize,
-        /// The problem, in words.
+        /// A description of the problem.
         problem: String,
         /// The measured error.
         error: f64,
@@ -89,7 +89,7 @@ pub enum LadderError {
     Compile {
         /// Number of the step.
         step: usize,
-        /// The message.
+        /// The message of the compiler.
         message: String,
     },
     /// The record cannot be written.
@@ -100,7 +100,7 @@ pub enum LadderError {
         /// The cause.
         source: std::io::Error,
     },
-    /// The record is no JSON.
+    /// The record cannot be written as JSON.
     #[error("the record is no JSON: {0}")]
     Json(#[from] serde_json::Error),
 }

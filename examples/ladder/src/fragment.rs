@@ -1,5 +1,5 @@
 //! The positions of fragments in memory for steps 4 and 5, as functions that kernels and tests
-//! share, and the final sum of a block.
+//! share, and the final sum over the warps of a block.
 //!
 //! A warp multiplies a *chunk* at a time, 64 rows of K by 64 columns. The product is computed
 //! transposed: the fragment A of `mma.m16n8k16` is 16 columns of the weight by 16 rows of K, the
@@ -25,51 +25,51 @@ use cubecl::prelude::*;
 use half::f16;
 use marlin_kernels::ptx::{F4, lane};
 
-/// Warps of a block; they multiply the chunks of K in turn.
+/// The number of warps of a block, which multiply the chunks of K in turn.
 pub const WARPS: usize = 8;
-/// Rows of K of a chunk, and also its columns.
+/// The number of rows of K of a chunk, and also of its columns.
 pub const CHUNK: usize = 64;
-/// Floats from one row to the next in the buffer of [`write`]: the four rows that one store writes
-/// are in different banks.
+/// The number of floats from one row to the next in the buffer of [`write`]. The four rows that one
+/// store writes are in different banks.
 const STRIDE: usize = CHUNK + 4;
 
 // ANCHOR: places
-/// The position of a lane's words of 16 rows of K by 64 columns, in units of 16 bytes; `chunks_n`
-/// is N / 64.
+/// Returns the position of a lane's words of 16 rows of K by 64 columns, in units of 16 bytes.
+/// `chunks_n` is N / 64.
 #[cube]
 pub fn words_place(k_16: u32, chunk_n: u32, chunks_n: u32, lane: u32) -> u32 {
     (k_16 * chunks_n + chunk_n) * 32 + lane
 }
 
-/// The position of a lane's eight scales of 64 columns, in units of 16 bytes: column `g + 8i` is
-/// half `i`.
+/// Returns the position of a lane's eight scales of 64 columns, in units of 16 bytes. The scale of
+/// column `g + 8i` is half `i`.
 #[cube]
 pub fn scales_place(group: u32, chunk_n: u32, chunks_n: u32, lane: u32) -> u32 {
     (group * chunks_n + chunk_n) * 8 + lane / 4
 }
 
-/// The index of the pair of rows, of 16 rows of K, that a lane has in `b0`; the pair in `b1` is
-/// four pairs on.
+/// Returns the index of the pair of rows that a lane has in `b0`, among the eight pairs of 16 rows
+/// of K. The index of the pair in `b1` is larger by four.
 #[cube]
 pub fn pair_place(lane: u32) -> u32 {
     lane % 4
 }
 
-/// The position of a run of eight activations in a tile of rows of 64, in runs. Runs are swizzled
-/// within a row, so that the same run of eight rows, which `ldmatrix` reads at once, covers all 32
-/// banks.
+/// Returns the position of a run of eight activations in a tile whose rows have 64 activations, in
+/// units of runs. Runs are swizzled within a row. The same run of eight rows, which `ldmatrix`
+/// reads at once, thus covers all 32 banks.
 #[cube]
 pub fn run_place(row: u32, run: u32) -> u32 {
     row * 8 + (run ^ (row % 8))
 }
 // ANCHOR_END: places
 
-/// The number of n8 tiles of a block for `m` rows of activations: 1, 2, 4 or 8.
+/// Returns the number of n8 tiles of a block for `m` rows of activations: 1, 2, 4 or 8.
 pub fn row_tiles(m: usize) -> usize {
     m.div_ceil(8).next_power_of_two().min(8)
 }
 
-/// Floats of the buffer of [`write`].
+/// Returns the number of floats of the buffer of [`write`].
 pub const fn reduce_floats() -> usize {
     WARPS * 8 * STRIDE
 }

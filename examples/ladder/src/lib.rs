@@ -1,8 +1,8 @@
-//! The same 4-bit matmul in six steps, from one thread per output to the Marlin kernel.
+//! A 4-bit matmul in six steps, from one thread per output to the Marlin kernel.
 //!
-//! out = x W: activations x [M, K] and output [M, N] in f16, the weight W [K, N] in 4 bits, in
-//! groups of 128 rows of K with one f16 scale for each column: `W[k][n] = (q[k][n] - 8) * s[k /
-//! 128][n]`.
+//! Each step computes out = x W, with activations x [M, K] and output [M, N] in f16. The weight W
+//! [K, N] has 4 bits, in groups of 128 rows of K with one f16 scale for each column: `W[k][n] =
+//! (q[k][n] - 8) * s[k / 128][n]`.
 //!
 //! | step | adds | K | N |
 //! |---|---|---|---|
@@ -41,35 +41,35 @@ use marlin_kernels::{ActivationDtype, KernelError, QuantProblem, Runtime, Target
 
 pub use error::LadderError;
 
-/// Rows of K that share a scale.
+/// The number of rows of K that share a scale.
 pub const GROUP: usize = 128;
 
-/// Operands of a step.
+/// The operands of a step.
 pub struct Args {
-    /// f16 [M, K].
+    /// The activations, f16 [M, K].
     pub x: BufferArg,
-    /// u32, in the step's layout.
+    /// The weight's words, u32, in the step's layout.
     pub words: BufferArg,
-    /// f16, in the step's layout.
+    /// The weight's scales, f16, in the step's layout.
     pub scales: BufferArg,
-    /// f16 [M, N]; every element is written.
+    /// The output, f16 [M, N]; every element is written.
     pub out: BufferArg,
 }
 
 /// A step of the ladder.
 #[derive(Clone, Copy)]
 pub struct Step {
-    /// The number, from 1.
+    /// The number of the step, starting at 1.
     pub number: usize,
-    /// The technique that it adds.
+    /// The technique that the step adds.
     pub name: &'static str,
-    /// The layout of the weight that it reads.
+    /// The layout of the weight that the step reads.
     pub layout: WeightLayout,
     /// The required divisors of K and N.
     multiples: [usize; 2],
     /// The smallest K.
     least_k: usize,
-    /// Launches the kernel on operands that were checked.
+    /// The function that launches the kernel on checked operands.
     launch: fn(&Client, &QuantProblem, Args) -> Result<(), LadderError>,
 }
 
@@ -99,7 +99,8 @@ pub const STEPS: [Step; 6] = [
         8,
         step_3_shared::launch,
     ),
-    // With one group, the tile layout has the scales in another order.
+    // Steps 4 and 5 need more than one group: with one group, the tile layout has the scales in
+    // another order.
     step(
         4,
         "tensor cores",
@@ -153,7 +154,7 @@ impl Step {
         self.layout == WeightLayout::Tile
     }
 
-    /// Checks that the step supports a problem, independent of the device.
+    /// Checks that the step supports a problem, regardless of the device.
     ///
     /// # Errors
     /// Returns an error for another format, or an M, K or N that the step does not support.
@@ -245,7 +246,7 @@ impl Step {
     }
 }
 
-/// The problem of the ladder: M rows of activations times a weight [K, N].
+/// Returns a problem of the ladder: `m` rows of activations times a weight [K, N].
 pub fn problem(m: usize, k: usize, n: usize) -> QuantProblem {
     QuantProblem::new(
         m,

@@ -12,8 +12,8 @@ use record::StepFigure;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// More than four times the second-level cache of an H200 (60 MB), so that no call finds its weight
-/// there.
+/// The bytes of all copies of the weight: four times the second-level cache of an H200 (60 MB), so
+/// that no call finds its weight in the cache.
 const WEIGHT_BYTES: usize = 240_000_000;
 
 /// A 4-bit matmul in six steps, from one thread per output to the Marlin kernel.
@@ -96,7 +96,7 @@ fn run(cli: &Cli) -> Result<(), LadderError> {
     } else {
         cli.steps.clone()
     };
-    // All steps are checked before the first runs, which may take long.
+    // All steps are checked before the first step runs, which may take long.
     for step in &steps {
         step.check_device(&client)?;
         cli.rows
@@ -184,9 +184,9 @@ fn measure(
     }))
 }
 
-/// The time in microseconds to read or write every operand once at `rate` TB/s.
+/// Returns the time in microseconds to read or write every operand once at `rate` TB/s.
 fn floor(problem: &QuantProblem, rate: f64) -> f64 {
     let (m, n, k) = (problem.m as f64, problem.n() as f64, problem.k() as f64);
-    // 4 bits, and a scale of 2 bytes for each 128 weights.
+    // A weight takes 4 bits, and each 128 weights take a scale of 2 bytes.
     (k * n * (0.5 + 2.0 / 128.0) + 2.0 * m * (k + n)) / rate / 1e6
 }

@@ -1,4 +1,4 @@
-//! The file with the figures of a run.
+//! The record file with the figures of a run.
 
 use ladder::LadderError;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use time::OffsetDateTime;
 
-/// One figure.
+/// The time and error of a step for one problem.
 #[derive(Debug, Serialize)]
 pub struct StepFigure {
     /// Always "ladder".
@@ -19,16 +19,16 @@ pub struct StepFigure {
     pub m: usize,
     pub k: usize,
     pub n: usize,
-    /// Microseconds of a call.
+    /// The time of a call in microseconds.
     pub us: f64,
     /// The time to read and write the operands once, in microseconds; `None` if the memory's rate
     /// is not known.
     pub floor_us: Option<f64>,
-    /// The relative error to the product in f64.
+    /// The relative error compared with the product in f64.
     pub relative_error: f64,
 }
 
-/// A run on one device.
+/// The record of a run on one device.
 #[derive(Debug, Serialize)]
 struct Record<'a> {
     card: &'a str,
@@ -37,7 +37,7 @@ struct Record<'a> {
     rows: &'a [StepFigure],
 }
 
-/// Writes the rows of a run.
+/// Writes the rows of a run to a record file.
 pub fn write(path: &Path, card: &str, rows: &[StepFigure]) -> Result<(), LadderError> {
     let record = Record {
         card,
@@ -52,7 +52,7 @@ pub fn write(path: &Path, card: &str, rows: &[StepFigure]) -> Result<(), LadderE
     })
 }
 
-/// The version of the driver, from `nvidia-smi`.
+/// Returns the version of the driver, from `nvidia-smi`.
 fn driver() -> String {
     let output = Command::new("nvidia-smi")
         .args([

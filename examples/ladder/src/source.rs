@@ -1,5 +1,5 @@
-//! The CUDA text of the ladder's own kernels, generated without a device, to inspect the machine
-//! code compiled from it.
+//! The CUDA text of the ladder's own kernels, generated without a device, so that the machine code
+//! compiled from the text can be inspected.
 
 use crate::LadderError;
 use crate::fragment::{WARPS, row_tiles};
@@ -15,8 +15,8 @@ use marlin_kernels::inspect::{
 };
 use marlin_kernels::{QuantProblem, Target, plan};
 
-/// The text of step `number`, 1 to 5, for `m` rows of activations on a card of compute capability
-/// `capability` (80 for 8.0).
+/// Returns the CUDA text of step `number`, 1 to 5, for `m` rows of activations on a card of compute
+/// capability `capability` (80 for 8.0).
 ///
 /// # Errors
 /// Returns an error for a step without a kernel in this crate, or one that does not fit in a block
@@ -124,8 +124,9 @@ pub fn source(number: usize, m: usize, capability: u32) -> Result<KernelSource, 
     text.map_err(|error| message(error.to_string()))
 }
 
-/// The digest of the CUDA text of step `number` for a problem: of step 6 that of the kernel that
-/// the library plans. `None` on other devices than NVIDIA's, and for what has no kernel.
+/// Returns the digest of the CUDA text of step `number` for a problem. For step 6, the text is that
+/// of the kernel that the library plans. Returns `None` on devices other than NVIDIA's, and if the
+/// step has no kernel for the problem.
 pub fn digest(client: &Client, number: usize, problem: &QuantProblem) -> Option<String> {
     let capability = Target::of(client).card?.capability;
     let source = match number {

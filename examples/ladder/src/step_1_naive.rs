@@ -1,16 +1,16 @@
 //! Step 1: one thread per output, and one weight at a time.
 //!
-//! **The step.** The definition of the matmul, as a loop: every thread walks down one column of the
-//! weight and unpacks each 4-bit value, converts it to float, scales it and multiplies it by one
-//! activation. Threads of a warp have neighbouring columns, so that their words are contiguous:
-//! otherwise the kernel would be several times slower.
+//! **The step.** The kernel is the definition of the matmul, as a loop. Every thread iterates over
+//! one column of the weight. It unpacks each 4-bit value, converts it to float, scales it and
+//! multiplies it by one activation. Threads of a warp have neighbouring columns, so that their
+//! words are contiguous; otherwise the kernel would be several times slower.
 //!
-//! **What bounds it.** With one row of activations, latency: there are only N threads, each of
-//! which waits for one load after the other. With more rows, instructions and the second-level
-//! cache: every row unpacks every weight again.
+//! **What bounds it.** With one row of activations, the bound is latency: there are only N threads,
+//! each of which waits for one load after the other. With more rows, the bounds are instructions
+//! and the second-level cache, because every row unpacks every weight again.
 //!
-//! **In the profile.** Few active warps per multiprocessor, "long scoreboard" as the reason for
-//! their stalls, and far less than the memory's rate.
+//! **In the profile.** Few warps per multiprocessor are active, they stall on "long scoreboard",
+//! and the memory runs far below its rate.
 
 use crate::{Args, LadderError};
 use cubecl::client::Client;
@@ -18,12 +18,12 @@ use cubecl::prelude::*;
 use half::f16;
 use marlin_kernels::QuantProblem;
 
-/// Threads of a block on a GPU.
+/// The number of threads of a block on a GPU.
 pub(crate) const THREADS: u32 = 256;
 
 // ANCHOR: kernel
-/// out[m, n] = sum over k of x[m, k] * (q[k, n] - 8) * s[k / 128, n], with `columns` words in a row
-/// of the plain layout.
+/// Computes out[m, n] = sum over k of x[m, k] * (q[k, n] - 8) * s[k / 128, n], with `columns` words
+/// in a row of the plain layout.
 #[cube(launch_unchecked)]
 pub(crate) fn naive(
     x: &[f16],

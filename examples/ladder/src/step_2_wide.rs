@@ -1,10 +1,11 @@
 //! Step 2: wide loads, several outputs per thread, and K split among the threads of a block.
 //!
 //! **The step.** A thread loads 16 bytes of the weight at a time: four columns by eight rows of K.
-//! It multiplies them with up to eight rows of activations, each loaded in 16 bytes too, so that a
-//! weight is unpacked once for eight outputs. Eight threads side by side read a line of 128 bytes.
-//! And since N/4 threads are too few to keep the memory busy, 32 of them share a column: each takes
-//! every 32nd row of words, and their sums are added in shared memory at the end (split-K).
+//! It multiplies the weights with up to eight rows of activations, which it also loads 16 bytes at
+//! a time. A weight is thus unpacked once for eight outputs. Eight threads side by side read a line
+//! of 128 bytes. Because N/4 threads are too few to keep the memory busy, 32 threads share a
+//! column: each takes every 32nd row of words, and their sums are added in shared memory at the end
+//! (split-K).
 //!
 //! ```text
 //!             32 columns
@@ -15,13 +16,13 @@
 //! split 31 | row of words 31, 63, 95, ..    then: out = the sum of all splits
 //! ```
 //!
-//! **What bounds it.** Instructions. For each weight a shift, a mask, a conversion, a subtraction,
-//! a scale, and the products; conversions from integer to float run at a lower rate than
-//! multiply-adds. And each thread loads and converts its activations for itself.
+//! **What bounds it.** The bound is instructions. Each weight takes a shift, a mask, a conversion,
+//! a subtraction, a scale, and the products. Conversions from integer to float run at a lower rate
+//! than multiply-adds. In addition, each thread loads and converts its activations separately.
 //!
-//! **In the profile.** Requests of four full lines, many times the bytes per second of step 1. In
-//! the source view, with one row, one `I2FP` for each multiply-add; with eight rows FFMA, and loads
-//! of activations that the first-level cache serves.
+//! **In the profile.** Requests take four full lines, and the bytes per second are many times those
+//! of step 1. With one row, the source view has one `I2FP` for each multiply-add. With eight rows,
+//! it has mostly FFMA, and loads of activations that the first-level cache serves.
 
 use crate::{Args, LadderError};
 use cubecl::client::Client;
@@ -32,7 +33,7 @@ use marlin_kernels::{QuantProblem, Runtime, Target};
 /// The maximum number of rows of activations of a block.
 const MAX_ROWS: usize = 8;
 
-/// The work of a block: `rows` rows by `4 * lanes` columns, with K split in `splits`.
+/// The work of a block: `rows` rows by `4 * lanes` columns, with K split into `splits` parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Block {
     pub rows: usize,
@@ -41,9 +42,9 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// The block for `m` rows of activations. On the CPU runtime, the threads of a block are
-    /// threads of the operating system that wait for each other in a loop, so there are no more of
-    /// them than cores.
+    /// Returns the block for `m` rows of activations. On the CPU runtime, the threads of a block
+    /// are threads of the operating system that wait for each other in a loop, so their number does
+    /// not exceed the cores.
     pub fn new(client: &Client, m: usize) -> Self {
         let cores = client.properties().hardware.max_units_per_cube as usize;
         let (lanes, splits) = if Target::of(client).runtime == Runtime::Cpu {
@@ -58,17 +59,17 @@ impl Block {
         }
     }
 
-    /// Threads of a block.
+    /// Returns the number of threads of a block.
     pub const fn threads(&self) -> usize {
         self.lanes * self.splits
     }
 
-    /// Columns of a block.
+    /// Returns the number of columns of a block.
     pub const fn columns(&self) -> usize {
         4 * self.lanes
     }
 
-    /// Blocks of a problem.
+    /// Returns the number of blocks of a problem.
     pub fn count(&self, problem: &QuantProblem) -> CubeCount {
         CubeCount::new_2d(
             problem.n().div_ceil(self.columns()) as u32,
@@ -140,7 +141,7 @@ pub(crate) fn wide(
 
 // ANCHOR: add
 /// Adds the sums of a block's splits, always in the same order, and writes the result. `sums[4r +
-/// c]` is row `r`, column `c` of the thread's four.
+/// c]` is the sum of row `r` and of column `c` of the thread's four columns.
 #[cube]
 pub(crate) fn add_splits(
     sums: &Array<f32>,

@@ -1,22 +1,23 @@
 //! Step 3: work that is common to a block's threads is done once, in shared memory, and weights
-//! become floats without a conversion.
+//! become floats without a conversion instruction.
 //!
 //! **The step.** The work is divided as in step 2. Now the block's threads together load a tile of
 //! activations, the rows of the block by up to 1024 of K, convert it to f32 and store it in shared
-//! memory, from which the eight lanes of a split all read the same values. Each thread loads the
-//! weights that it will multiply with the tile before it helps to load the tile, so that one wait
-//! covers both.
+//! memory, from which the eight lanes of a split all read the same values. Each thread first loads
+//! the weights that it will multiply with the tile, and then its part of the tile, so that one wait
+//! covers both loads.
 //!
-//! A 4-bit value `q` is or-ed into the lowest bits of 2^23, an f32 whose last bit counts 1: that is
-//! the float 2^23 + q, and one subtraction of 2^23 + 8 leaves q - 8, exactly. The scale is applied
-//! once to the sum of eight products, not to every weight.
+//! A 4-bit value `q` is or-ed into the lowest bits of 2^23, an f32 whose last bit has the value 1.
+//! The result is the float 2^23 + q, and the subtraction of 2^23 + 8 gives exactly q - 8. The scale
+//! is applied once to the sum of eight products, not to every weight.
 //!
-//! **What bounds it.** With few rows, memory and the two barriers of each tile, between which no
-//! load is issued. With eight, the FMA pipe: the multiply-adds in f32 are all that is left, and
-//! eight rows of 16 already take longer than the weight takes to arrive.
+//! **What bounds it.** With few rows, the bounds are memory and the two barriers of each tile,
+//! between which no load is issued. With eight rows, the bound is the FMA pipe: only the f32
+//! multiply-adds remain. With M = 16, the multiply-adds of eight rows already take longer than the
+//! weight takes to arrive.
 //!
-//! **In the profile.** No conversions in the loop, and FMA the busiest pipe; shared loads in place
-//! of most global ones; "barrier" among the stalls.
+//! **In the profile.** The loop has no conversions, and FMA is the busiest pipe. Shared loads
+//! replace most global loads, and "barrier" is among the stalls.
 
 use crate::step_2_wide::{Block, add_splits};
 use crate::{Args, LadderError};
@@ -25,8 +26,9 @@ use cubecl::prelude::*;
 use half::f16;
 use marlin_kernels::QuantProblem;
 
-/// Rows of words that a thread multiplies in a tile. With eight rows of activations, four would
-/// need too many registers for two blocks on a multiprocessor.
+/// Returns the number of rows of words that a thread multiplies in a tile. With eight rows of
+/// activations, four rows of words would need too many registers for two blocks on a
+/// multiprocessor.
 const fn words_of(rows: usize) -> usize {
     if rows < 8 { 4 } else { 2 }
 }

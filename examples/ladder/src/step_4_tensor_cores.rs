@@ -1,21 +1,22 @@
 //! Step 4: tensor cores, on a weight whose words are fragments.
 //!
 //! **The step.** `mma.m16n8k16` does 2048 multiply-adds in one instruction of a warp, if every lane
-//! holds the right values. The tile layout stores the weight in that order: one 16-byte load brings
-//! a lane its weights of 16 rows of K by 64 columns, and no value moves between lanes. A word
-//! becomes the fragment A by bit operations on pairs: `lop3` puts two nibbles 16 bits apart into
-//! the mantissas of two halves, one half2 instruction subtracts the offset and the zero point, one
-//! more applies the scale. Activations are the fragment B, loaded from global memory as they are
-//! needed. A block has 64 columns, its eight warps take chunks of 64 rows of K in turn, and their
-//! sums are added at the end.
+//! holds the values of its fragments. The tile layout stores the weight in that order: one 16-byte
+//! load brings a lane its weights of 16 rows of K by 64 columns, and no value moves between lanes.
+//! A word becomes the fragment A by bit operations on pairs: `lop3` puts two nibbles 16 bits apart
+//! into the mantissas of two halves, one half2 instruction subtracts the offset and the zero point,
+//! and another one applies the scale. Activations are the fragment B, loaded from global memory as
+//! they are needed. A block has 64 columns, its eight warps take chunks of 64 rows of K in turn,
+//! and their sums are added at the end.
 //!
-//! **What bounds it.** Latency. A warp loads a chunk, waits, multiplies, and only then loads the
-//! next; with a block or two on each multiprocessor there are not enough bytes in flight to keep
-//! the memory busy. And N / 64 blocks are hardly ever a multiple of the multiprocessors.
+//! **What bounds it.** The bound is latency. A warp loads a chunk, waits, multiplies, and only then
+//! loads the next chunk. With one or two blocks on each multiprocessor, not enough bytes are in
+//! flight to keep the memory busy. In addition, N / 64 blocks are hardly ever a multiple of the
+//! multiprocessors.
 //!
-//! **In the profile.** HMMA in place of FMA, the arithmetic pipes mostly idle; "long scoreboard" at
-//! the first use of a chunk's words is nearly the only reason to stall; 64 rows cost little more
-//! than one.
+//! **In the profile.** HMMA replaces FMA, and the arithmetic pipes are mostly idle. "Long
+//! scoreboard" at the first use of a chunk's words is nearly the only reason to stall. The time for
+//! 64 rows is little more than that for one row.
 
 use crate::fragment::{WARPS, pair_place, row_tiles, scales_place, words_place, write};
 use crate::{Args, LadderError};
@@ -27,19 +28,19 @@ use marlin_kernels::ptx::{
     F4, U4, fma_f16x2, lane, mma_m16n8k16, mul_f16x2, prmt_duplicate_half, sub_f16x2,
 };
 
-/// 1024 in f16, twice. Its last bit is 1: a nibble or-ed into bits 0 to 3 makes it 1024 + q, into
-/// bits 4 to 7 1024 + 16q.
+/// The number 1024 in f16, twice. Its last bit has the value 1: a nibble or-ed into bits 0 to 3
+/// gives 1024 + q, and a nibble or-ed into bits 4 to 7 gives 1024 + 16q.
 pub const MAGIC: u32 = 0x6400_6400;
-/// 1024 + 8, twice: subtracted from the first, it leaves q - 8.
+/// The number 1024 + 8 in f16, twice. Subtracted from 1024 + q, it gives q - 8.
 pub const LOW_OFFSET: u32 = 0x6408_6408;
-/// 1/16 and -(64 + 8), twice: the second times 1/16 is 64 + q.
+/// The number 1/16 in f16, twice. Multiplied by 1024 + 16q, it gives 64 + q.
 pub const HIGH_FACTOR: u32 = 0x2c00_2c00;
-/// See [`HIGH_FACTOR`].
+/// The number -(64 + 8) in f16, twice. Added to the product with [`HIGH_FACTOR`], it gives q - 8.
 pub const HIGH_OFFSET: u32 = 0xd480_d480;
 
 // ANCHOR: dequantize
-/// Returns the fragment A of a word; `scales` are those of its columns `g` (lower half) and `g + 8`
-/// (upper half).
+/// Returns the fragment A of a word. `scales` holds the scales of columns `g` (lower half) and `g +
+/// 8` (upper half).
 #[cube]
 fn dequantize(word: u32, scales: u32) -> U4 {
     let (low_scale, high_scale) = (
@@ -64,9 +65,9 @@ fn dequantize(word: u32, scales: u32) -> U4 {
 // ANCHOR_END: dequantize
 
 // ANCHOR: multiply
-/// Adds the products of 16 rows of K: `words` by 64 columns, `b[2i]` and `b[2i + 1]` by the rows of
-/// activations `8i..8i + 8`, of which there are `tiles` n8 tiles. `sums[j * tiles + i]` are the
-/// columns `16j..16j + 16` of those rows.
+/// Adds the products of 16 rows of K to `sums`. `words` holds the weights of 64 columns. `b[2i]`
+/// and `b[2i + 1]` hold the rows of activations `8i..8i + 8`, in `tiles` n8 tiles. `sums[j * tiles
+/// + i]` holds the sums of columns `16j..16j + 16` and of those rows.
 #[cube]
 pub(crate) fn multiply(
     words: U4,
@@ -94,7 +95,8 @@ pub(crate) fn multiply(
 // ANCHOR_END: multiply
 
 // ANCHOR: kernel
-/// Multiplies 64 columns with `8 * tiles` rows of activations per block; `x` holds pairs along K.
+/// Multiplies 64 columns with `8 * tiles` rows of activations per block. `x` holds pairs of
+/// activations along K.
 #[cube(launch_unchecked)]
 pub(crate) fn tensor_cores(
     x: &[u32],

@@ -1,10 +1,10 @@
-//! Step 5: asynchronous copies, so that a warp multiplies one chunk while the next ones are being
+//! Step 5: asynchronous copies, so that a warp multiplies one chunk while the next chunks are being
 //! copied.
 //!
 //! **The step.** `cp.async` copies from global to shared memory without a register in between,
-//! asynchronously. Each warp has a ring of stages of its own; a stage holds all that a chunk needs:
-//! 2 KiB of words, its 64 scales, and the activations of its 64 rows of K. While the warp
-//! multiplies one stage, the copies of the others are in flight.
+//! asynchronously. Each warp has its own ring of stages. A stage holds the operands of a chunk: 2
+//! KiB of words, 64 scales, and the activations of 64 rows of K. While the warp multiplies one
+//! stage, the copies of the other stages are in flight.
 //!
 //! ```text
 //! stage 0   multiply chunk 0         | copy chunk 4 ..
@@ -13,17 +13,18 @@
 //! stage 3   copy chunk 3 ..
 //! ```
 //!
-//! Since warps differ in K, no warp reads words that another copied: the pipeline needs no barrier
-//! of the block, only `cp.async.wait_group` and a `bar.warp.sync`. Activations are read by
-//! `ldmatrix`, four 8 x 8 matrices at once, from runs of eight that are swizzled by XOR.
+//! Each warp has different rows of K, so no warp reads words that another warp copied. The pipeline
+//! needs no barrier of the block, only `cp.async.wait_group` and a `bar.warp.sync`. Activations are
+//! read by `ldmatrix`, four 8 x 8 matrices at once, from runs of eight that are swizzled by XOR.
 //!
-//! **What bounds it.** With few rows, the number of blocks: N / 64 of them are divided unevenly
-//! among the multiprocessors, every one starts with an empty pipeline and ends with a sum over its
-//! warps. With many, shared memory: stages grow with the rows, so fewer are in flight.
+//! **What bounds it.** With few rows, the bound is the number of blocks: the N / 64 blocks are
+//! divided unevenly among the multiprocessors. Every block starts with an empty pipeline and ends
+//! with a sum over its warps. With many rows, the bound is shared memory: stages grow with the
+//! rows, so fewer stages are in flight.
 //!
-//! **In the profile.** LDGSTS in place of LDG in the loop, hardly any "long scoreboard"; memory
-//! throughput near its limit where N / 64 fits the card, and idle multiprocessors ("waves per SM")
-//! where it does not.
+//! **In the profile.** LDGSTS replaces LDG in the loop, and hardly any stall is a "long
+//! scoreboard". If N / 64 is a multiple of the multiprocessors, memory throughput is near its
+//! limit; otherwise some multiprocessors are idle ("waves per SM").
 
 use crate::fragment::{
     CHUNK, WARPS, reduce_floats, row_tiles, run_place, scales_place, words_place, write,
@@ -39,7 +40,7 @@ use marlin_kernels::ptx::{
     lane, ld_shared_16, ldmatrix_x4, shared_address,
 };
 
-/// Bytes of a chunk's words, and so the offset of its scales in a stage.
+/// The number of bytes of a chunk's words, which is also the offset of the scales in a stage.
 const WORDS: usize = CHUNK * CHUNK / 2;
 /// The offset of the activations of a chunk in a stage.
 const ACTIVATIONS: usize = WORDS + CHUNK * 2;
@@ -51,13 +52,13 @@ const MAX_STAGES: usize = 4;
 pub(crate) struct AsyncConfig {
     /// The number of n8 tiles (8 rows of activations) of a block.
     pub tiles: usize,
-    /// Stages of a warp.
+    /// The number of stages of a warp.
     pub stages: usize,
 }
 
 impl AsyncConfig {
-    /// Takes as many rows as M needs and as many stages as fit, or fewer rows if two stages do not
-    /// fit.
+    /// Creates a configuration with as many rows as `m` needs and as many stages as fit, or with
+    /// fewer rows if two stages do not fit. Returns `None` if two stages of eight rows do not fit.
     pub fn new(m: usize, shared_limit: usize) -> Option<Self> {
         let room = shared_limit.checked_sub(4 * reduce_floats())?;
         let halves = std::iter::successors(Some(row_tiles(m)), |tiles| {
@@ -70,14 +71,14 @@ impl AsyncConfig {
         halves.map(with_stages).find(|config| config.stages >= 2)
     }
 
-    /// Bytes of a warp's stage.
+    /// Returns the number of bytes of a warp's stage.
     const fn stage_bytes(&self) -> usize {
         ACTIVATIONS + 8 * self.tiles * CHUNK * 2
     }
 }
 
 // ANCHOR: copy
-/// Starts a lane's copies of its part of a chunk; `x`, `words` and `scales` are addresses in global
+/// Starts the copies of a lane's part of a chunk. `x`, `words` and `scales` are addresses in global
 /// memory.
 #[cube]
 fn start_copies(
@@ -108,7 +109,8 @@ fn start_copies(
             scales + u64::cast_from(place) * 16u64,
         );
     }
-    // Eight lanes copy a row of 128 bytes. Rows past M repeat the last row, and are not written.
+    // Eight lanes copy a row of 128 bytes. Rows past M repeat the last row; their results are not
+    // written.
     #[unroll]
     for i in 0..comptime!(2 * config.tiles as u32) {
         let row = comptime!(4 * i) + lane / 8;
@@ -130,8 +132,8 @@ fn multiply_stage(stage: u32, sums: &mut Array<F4>, #[comptime] tiles: usize) {
     let scales = ld_shared_16(stage + comptime!(WORDS as u32) + lane / 4 * 16);
     #[unroll]
     for half in 0..2u32 {
-        // Four matrices are 32 rows of K: the fragments B of two products. Lane 8i + r gives the
-        // address of row r of matrix i.
+        // Four matrices hold 32 rows of K, which are the fragments B of two products. Lane 8i + r
+        // provides the address of row r of matrix i.
         let mut first = Array::<u32>::new(comptime!(2 * tiles));
         let mut second = Array::<u32>::new(comptime!(2 * tiles));
         #[unroll]
@@ -187,8 +189,8 @@ pub(crate) fn pipelined(
         sums[i] = F4::new(0.0);
     }
 
-    // All stages but one are filled ahead. A group of copies is committed for each, even if it is
-    // empty past K, so that the number of groups to wait for is always the same.
+    // All stages but one are filled ahead. Each stage commits a group of copies, which is empty
+    // past K, so that the number of groups to wait for is always the same.
     let mut chunk = warp;
     #[unroll]
     for i in 0..comptime!(config.stages as u32 - 1) {
@@ -210,8 +212,8 @@ pub(crate) fn pipelined(
     }
     let (mut stage, mut free) = (stages, last);
     while chunk < chunks {
-        // This lane's copies have arrived. After the barrier, so have those of the whole warp, and
-        // the previous stage is free.
+        // After the wait, this lane's copies have arrived. After the barrier, the copies of the
+        // whole warp have arrived, and the previous stage is free.
         cp_async_wait_group(comptime!(config.stages - 2));
         bar_warp_sync();
         let ahead = chunk + comptime!((config.stages - 1) as u32 * WARPS as u32);
@@ -248,7 +250,8 @@ pub(crate) fn launch(
     let count = CubeCount::new_2d((n / 64) as u32, m.div_ceil(8 * config.tiles) as u32);
     let dim = CubeDim::new_1d(32 * WARPS as u32);
     let [m, n, k] = [m, n, k].map(|length| length as u32);
-    // SAFETY: as of step 4; the stages fit the shared memory that the card has for a block.
+    // SAFETY: the lengths of all buffers were checked, K and N are whole chunks of more than one
+    // group, and no row past M is read or written. The stages fit the shared memory of a block.
     unsafe {
         pipelined::launch_unchecked(
             client,

@@ -1,25 +1,26 @@
 //! Step 6: the library's kernels, [`mma_sync`](marlin_kernels::matmul::mma_sync) and
 //! [`wgmma`](marlin_kernels::matmul::wgmma).
 //!
-//! **The step.** The remaining gains are many small ones, and those kernels have all of them:
+//! **The step.** The remaining gains are many small ones, and the library's kernels have all of
+//! them:
 //!
-//! - *Stripes.* There are as many blocks as multiprocessors, and each has the same number of steps
-//!   along K, across columns. Blocks that share a tile add their sums through global memory, in a
-//!   fixed order (`tile/stripe.rs`, `exchange.rs`).
-//! - *No dequantisation.* For few rows the masked nibbles are multiplied as they are: in f16 they
-//!   are subnormal numbers, and one product with ones sums the activations, from which the zero
-//!   points follow (`fragment.rs`).
-//! - *Warpgroups.* On compute capability 9.0 `wgmma` reads the activations from shared memory
-//!   itself and runs while the next weights are converted to fragments; the copy engine fills the
+//! - *Stripes.* The number of blocks is that of the multiprocessors, and each block has the same
+//!   number of steps along K, across columns. Blocks that share a tile add their sums through
+//!   global memory, in a fixed order (`tile/stripe.rs`, `exchange.rs`).
+//! - *No dequantisation.* For few rows, the masked nibbles are multiplied unchanged, as subnormal
+//!   f16 numbers. One product with ones sums the activations, which gives the correction for the
+//!   zero points (`fragment.rs`).
+//! - *Warpgroups.* On compute capability 9.0, `wgmma` reads the activations directly from shared
+//!   memory and runs while the next weights are converted to fragments. The copy engine fills the
 //!   stages, started by one dedicated warp (`matmul/wgmma`).
-//! - *A choice of tiles.* A cost model selects the fastest of up to 18 for each problem and card
-//!   (`tile/cost.rs`).
+//! - *A choice of tiles.* A cost model selects the fastest of up to 18 tiles for each problem and
+//!   card (`tile/cost.rs`).
 //!
-//! **What bounds it.** With few rows, the memory; with many, the tensor cores and the conversion to
-//! fragments.
+//! **What bounds it.** With few rows, the bound is the memory; with many rows, the tensor cores and
+//! the conversion to fragments.
 //!
-//! **In the profile.** Memory throughput close to that of a plain copy, on all multiprocessors, to
-//! the end of the launch.
+//! **In the profile.** Memory throughput is close to that of a plain copy, on all multiprocessors,
+//! to the end of the launch.
 
 use crate::{Args, LadderError};
 use cubecl::client::Client;

@@ -10,12 +10,12 @@ const REPLAYS: usize = 9;
 /// The approximate duration of a graph, in microseconds.
 const GRAPH_MICROSECONDS: f64 = 4000.0;
 
-/// Returns the time of one call in microseconds. `copies` calls read every copy of the weight once,
-/// and `call` launches the kernel for the number of a call.
+/// Returns the time of one call in microseconds. `call` launches the kernel for a call number, and
+/// `copies` consecutive calls read every copy of the weight once.
 ///
-/// On CUDA, this is the median of nine replays of one graph, divided by its number of calls, which
-/// a shorter graph determines. On other runtimes, it is the median of nine calls by the host's
-/// clock, including the launch.
+/// On CUDA, the time is the median of nine replays of one graph, divided by its number of calls,
+/// which a shorter graph determines. On other runtimes, the time is the median of nine calls by the
+/// host's clock, including the launch.
 pub fn time(
     client: &Client,
     copies: usize,

@@ -10,9 +10,9 @@ use ladder::{LadderError, STEPS, Step, problem};
 use marlin_format::{GroupSize, QuantSpec, WeightDescriptor, WeightFormat};
 use marlin_kernels::{ActivationDtype, KernelError, QuantProblem, Runtime};
 
-/// Rows of activations around the edge of a block of eight.
+/// The numbers of rows of activations around the edge of a block of eight.
 const ROWS: [usize; 5] = [1, 2, 7, 8, 9];
-/// [K, N] at the edges of words, of groups, and of the tiles of steps 2 and 3.
+/// The shapes [K, N] at the edges of words, of groups, and of the tiles of steps 2 and 3.
 const SHAPES: [[usize; 2]; 9] = [
     [1, 1],
     [7, 9],
@@ -40,7 +40,7 @@ fn portable_steps_agree_with_f64() -> Result<(), LadderError> {
         let data = Data::random(9, k, n, 1)?;
         for step in portable().filter(|step| step.check(&problem(1, k, n)).is_ok()) {
             let buffers = Buffers::new(&client, &data, &[step], 1)?;
-            // A barrier of the CPU runtime is slow where a block has more threads than there are
+            // A barrier of the CPU runtime is slow if a block has more threads than there are
             // cores.
             let rows = if k > 128 { vec![1, 9] } else { ROWS.to_vec() };
             for m in rows {
@@ -77,7 +77,8 @@ fn every_portable_step_runs_shapes_that_its_tiles_do_not_divide() {
 
 #[test]
 fn tensor_core_fragments_agree_with_f64() -> Result<(), LadderError> {
-    // Three groups, of which the last has one chunk; rows of one tile, and of two with padding.
+    // K has three groups, of which the last has one chunk. The rows fill one tile, or two tiles
+    // with padding.
     for m in [1, 9] {
         let data = Data::random(m, 320, 128, 2)?;
         for (name, found) in [

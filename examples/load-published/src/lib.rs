@@ -13,28 +13,28 @@ use std::collections::BTreeMap;
 /// The sizes of a BERT in its `config.json`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BertConfig {
-    /// Tokens of the vocabulary.
+    /// The number of tokens of the vocabulary.
     pub vocab_size: usize,
-    /// Features of a token.
+    /// The number of features of a token.
     pub hidden_size: usize,
-    /// Hidden features of a feed-forward network.
+    /// The number of hidden features of a feed-forward network.
     pub intermediate_size: usize,
-    /// Layers of the encoder.
+    /// The number of layers of the encoder.
     pub num_hidden_layers: usize,
-    /// Heads of an attention.
+    /// The number of heads of an attention layer.
     pub num_attention_heads: usize,
-    /// Positions of the longest text.
+    /// The number of positions of the longest text.
     pub max_position_embeddings: usize,
-    /// Kinds of segments.
+    /// The number of segment types.
     pub type_vocab_size: usize,
     /// The epsilon of every norm, added to the variance.
     pub layer_norm_eps: f64,
-    /// The name of each class, by its number.
+    /// The name of each class, by the number of the class.
     pub id2label: BTreeMap<String, String>,
 }
 
 impl BertConfig {
-    /// A model with random weights.
+    /// Creates a model with random weights.
     pub fn init(&self, device: &Device) -> Bert {
         let (hidden, epsilon) = (self.hidden_size, self.layer_norm_eps);
         let embedding = |rows| EmbeddingConfig::new(rows, hidden).init(device);
@@ -93,11 +93,11 @@ impl Bert {
         self.classifier.forward(self.pooler.forward(first).tanh())
     }
 
-    /// The map from tensor names of transformers to parameter names of this model, the same as for
-    /// a float checkpoint.
+    /// Returns the map from tensor names of transformers to parameter names of this model. The map
+    /// is the same as for a float checkpoint.
     ///
     /// # Errors
-    /// Never: all patterns are valid regular expressions.
+    /// Returns no error, because all patterns are valid regular expressions.
     pub fn from_transformers() -> Result<KeyRemapper, Box<dyn std::error::Error>> {
         Ok(KeyRemapper::new()
             .add_pattern(r"^bert\.embeddings\.word_embeddings\.", "words.")?
@@ -114,11 +114,11 @@ impl Bert {
             .add_pattern(r"\.output\.LayerNorm\.", ".norm_2.")?)
     }
 
-    /// The map from parameter names of this model to tensor names of transformers, to export the
-    /// model.
+    /// Returns the map from parameter names of this model to tensor names of transformers, to
+    /// export the model.
     ///
     /// # Errors
-    /// Never: all patterns are valid regular expressions.
+    /// Returns no error, because all patterns are valid regular expressions.
     pub fn to_transformers() -> Result<KeyRemapper, Box<dyn std::error::Error>> {
         Ok(KeyRemapper::new()
             .add_pattern(r"^words\.", "bert.embeddings.word_embeddings.")?

@@ -1,8 +1,8 @@
-//! Errors, with messages that tell the user what to do.
+//! Errors, with messages that tell the user how to resolve them.
 
 use std::path::{Path, PathBuf};
 
-/// The program's error.
+/// An error of the program.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or folder could not be read or written.
@@ -31,7 +31,7 @@ pub enum Error {
     Corpus {
         /// The file.
         path: PathBuf,
-        /// The fault that was found.
+        /// A description of the fault.
         problem: String,
     },
     /// An invalid option.

@@ -1,4 +1,5 @@
-//! The outputs of converted models, against those of the dequantised and of the float model.
+//! The outputs of converted models, compared with those of the dequantised model and of the float
+//! model.
 
 use super::{SAME_WEIGHTS, cast, close, convert, convert_to, dense, on_flex, widths};
 use crate::layer::values;
@@ -172,7 +173,7 @@ pub(super) fn half_precision(device: &Device) {
         if !computes(device, scales.into()) {
             continue;
         }
-        // The second sizes are no multiples of a tile, and their K is no multiple of eight.
+        // The second sizes are not multiples of a tile, and their K is not a multiple of eight.
         let formats = [
             ([128, 96, 64], GroupSize::G32),
             ([100, 76, 33], GroupSize::Channel),
@@ -191,7 +192,7 @@ pub(super) fn half_precision(device: &Device) {
                 Outcome::Quantized { plan, .. } => runs_on_tensor_cores(plan),
                 Outcome::Skipped(_) => false,
             };
-            // Cards from Ampere on; tests run on no other.
+            // Every card from Ampere on has tensor cores; tests run only on such cards.
             let expected = *device == Device::cuda(0);
             assert!(
                 report

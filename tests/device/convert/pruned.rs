@@ -12,8 +12,8 @@ use burn_marlin::convert::{Outcome, SkipReason};
 use burn_marlin::{GroupSize, QuantSpec, WeightQuantizer};
 use marlin_format::{FormatError, Sparsity, check_two_four};
 
-/// Checks models pruned to 2:4: what they compute, their records on the same device and on Flex,
-/// and a move there.
+/// Checks models pruned to 2:4: their outputs, their records on the same device and on Flex, and a
+/// move to Flex.
 pub(super) fn pruned(device: &Device) {
     let dtype = if *device == Device::flex() {
         FloatDType::F32
@@ -76,7 +76,7 @@ pub(super) fn pruned(device: &Device) {
             .unwrap_or_else(|error| panic!("{error}"));
         let record =
             || ModuleRecord::from_bytes(bytes.clone()).unwrap_or_else(|error| panic!("{error}"));
-        // A model of another format takes the record's.
+        // A model made for another format takes the format of the record.
         let unloaded = |model: Mlp| {
             WeightQuantizer::new(spec)
                 .unloaded(model)
@@ -112,7 +112,7 @@ pub(super) fn pruned(device: &Device) {
             "moved to Flex",
         );
     }
-    // Three of four rows cannot be pruned to two.
+    // K = 66 is not a multiple of four, so the layer cannot be pruned.
     let (_, report) = WeightQuantizer::new(QuantSpec::int4(GroupSize::Channel))
         .sparse24()
         .quantize(Mlp::new([66, 64, 8], LinearLayout::Row, true, device))

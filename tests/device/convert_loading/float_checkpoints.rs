@@ -10,8 +10,8 @@ use burn::tensor::{Device, Tensor};
 use burn_marlin::GroupSize;
 use burn_marlin::convert::reset_placeholders;
 
-/// Loads a float checkpoint by a record and by a store, before and after the first use of the
-/// model.
+/// Checks that a float checkpoint loads from a record and from a store, before and after the first
+/// use of the model.
 pub(super) fn float_checkpoint(device: &Device) {
     let (float, x) = (fresh(device), batch(device));
     let expected = values(convert(float.clone(), GroupSize::G32).0.forward(x.clone()));
@@ -65,8 +65,7 @@ pub(super) fn float_checkpoint(device: &Device) {
     }
 }
 
-/// Loads float checkpoints whose weights no quantised one can hold into a converted model that was
-/// used.
+/// Checks that a used converted model loads float checkpoints whose weights cannot be quantised.
 pub(super) fn unroundable(device: &Device) {
     let x = batch(device);
     type Edit = fn(Tensor<2>) -> Tensor<2>;
@@ -90,7 +89,7 @@ pub(super) fn unroundable(device: &Device) {
         let (expected, kept) = (values(float.up.weight.val()), |model: &Mlp| {
             values(model.up.weight.val())
         });
-        // Infinite in place of one value where none is a number.
+        // A value that is NaN may come back as any non-finite value.
         let same = |found: Vec<f64>| {
             found.iter().zip(&expected).all(|(found, &value)| {
                 if value.is_nan() {

@@ -107,14 +107,14 @@ pub(super) fn other_integers(device: &Device) {
             error.to_string().contains(name) && error.to_string().contains("I64"),
             "{error}"
         );
-        // Part of a record may be missing: the layer keeps what it has.
+        // Part of a record may be missing: the layer keeps its own values.
         let kept = layer
             .clone()
             .try_load_record(record_of(&recorded).allow_partial(true))
             .unwrap_or_else(|error| panic!("{error}"));
         assert!(values(kept.forward(x.clone())) == expected);
     }
-    // A mapper of all integers, which no error stops.
+    // A mapper that casts all integer tensors and cannot return an error.
     struct Widen;
     impl ModuleMapper for Widen {
         fn map_int<const D: usize>(

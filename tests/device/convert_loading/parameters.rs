@@ -1,5 +1,5 @@
-//! The parameters of converted models: their placeholders and their number, and the packed weights
-//! under casts, Burn's quantiser and training.
+//! The parameters of converted models: placeholders, their number, and the packed weights under
+//! casts, Burn's quantiser and training.
 
 use super::{batch, fresh, record_of};
 use crate::convert::{cast, close, convert, convert_to, dense, on_flex, reset};
@@ -164,8 +164,8 @@ pub(super) fn double(device: &Device) {
     );
 }
 
-/// Trains the biases with AdamW and weight decay: the packed weights neither decay nor get
-/// gradients.
+/// Trains the biases with AdamW and weight decay, and checks that the packed weights neither decay
+/// nor get gradients.
 pub(super) fn trained_beside(device: &Device) {
     if !computes(device, ActivationDtype::F32) {
         return;

@@ -1,4 +1,4 @@
-//! Conversion of models that have layers of the user's own types beside Burn's.
+//! Conversion of models that have user-defined layer types beside Burn's.
 
 use super::{GROUP, outcome, random};
 use crate::layer::values;
@@ -13,7 +13,7 @@ use burn_marlin::{Error, QuantSpec, WeightQuantizer};
 mod pytorch {
     use super::{Module, Param, Tensor};
 
-    /// A user's own layer, whose weight is [N, K].
+    /// A user-defined layer, whose weight is [N, K].
     #[derive(Module, Debug)]
     pub struct Linear {
         pub weight: Param<Tensor<2>>,
@@ -25,7 +25,7 @@ mod shown_otherwise {
     use super::{Module, Param, Tensor};
     use burn::module::{Content, ModuleDisplay};
 
-    /// A user's own layer, which shows its sizes in place of its parameters, as Burn's `Linear`
+    /// A user-defined layer that displays its sizes instead of its parameters, as Burn's `Linear`
     /// does.
     #[derive(Module, Debug)]
     #[module(custom_display)]
@@ -103,8 +103,8 @@ pub(super) fn other_linear(device: &Device) {
     assert_eq!(report.quantized(), 4, "{report:#}");
 }
 
-/// A head tied to a table of the user's own type, and an average of the weights of an encoder, kept
-/// under their ids.
+/// A model whose head is tied to a table of a user-defined type, and which keeps averages of an
+/// encoder's weights under the ids of those weights.
 #[derive(Module, Debug)]
 struct Averaged {
     table: Own,
@@ -189,7 +189,7 @@ pub(super) fn strict(device: &Device) {
         "pytorch.weight",
     );
     refused(quantizer.clone().exclude("lm_head"), "`lm_head`");
-    // It matches a parameter, but none that it could select: no linear layer.
+    // The pattern matches a parameter, but not that of a linear layer.
     refused(
         quantizer.clone().with_spec("^own", QuantSpec::int8(GROUP)),
         "`^own`",

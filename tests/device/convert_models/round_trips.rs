@@ -1,5 +1,5 @@
-//! Clones, moves, records, files and a step of an optimiser, which leave the output of converted
-//! models of several structures as it is.
+//! Clones, moves, records, files and an optimiser step, which do not change the output of converted
+//! models of several structures.
 
 use super::{GROUP, burn_error, shared_layers};
 use crate::convert::{SAME_WEIGHTS, SAME_WEIGHTS_IN_BURN, close, convert, dense, reset};
@@ -75,7 +75,7 @@ fn of_model<T: Tried>(device: &Device) {
         x.clone(),
     );
 
-    // Records and files, loaded into a model with other values.
+    // Records and files are loaded into a model with other values.
     let target = || convert(T::new(device), GROUP).0;
     let bytes: Bytes = model
         .clone()

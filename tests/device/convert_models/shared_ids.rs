@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use burn_marlin::{QuantSpec, QuantizedWeight, WeightQuantizer};
 
 /// Converts clones of one layer after each was loaded with other values from a file, which has no
-/// ids; the fourth is a clone of the first.
+/// ids. The fourth layer is a clone of the first, with the same values.
 pub(super) fn loaded_apart(device: &Device) {
     let layer = LinearConfig::new(64, 64).with_bias(false).init(device);
     let source = Stack {

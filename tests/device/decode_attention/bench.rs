@@ -1,4 +1,4 @@
-//! The buffers of decode attention on a device, and launches on them.
+//! The buffers of decode attention on a device, and launches on these buffers.
 
 use super::operands::Operands;
 use crate::kernels::{bytes, values};
@@ -12,7 +12,7 @@ use marlin_nn::kernels::attention::{
 use marlin_nn::kernels::flash::{FlashArgs, TILE_WORDS, flash, most_tiles, tiles};
 use marlin_nn::kernels::{RopeCacheArgs, SequenceState, rope_cache};
 
-/// The buffers of a shape, kept from launch to launch.
+/// The buffers of a shape, which all launches share.
 pub(super) struct Bench {
     pub(super) client: Client,
     pub(super) shape: AttentionShape,
@@ -20,7 +20,7 @@ pub(super) struct Bench {
     pub(super) prompts: PromptKernel,
 }
 
-/// The kernel that attends from the tokens of prompts.
+/// The attention kernel for the tokens of prompts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum PromptKernel {
     /// [`attention`], row by row.
@@ -94,7 +94,8 @@ impl Bench {
         self.shape.norm_epsilon.map(|_| self.arg(buffer))
     }
 
-    /// The operands of [`attention`] on the output of the qkv projection, or on queries.
+    /// Returns the operands of [`attention`], where `qkv` is the index of its input buffer: the
+    /// output of the qkv projection, or the queries.
     pub(super) fn args(&self, qkv: usize) -> AttentionArgs {
         AttentionArgs {
             qkv: self.arg(qkv),
@@ -115,7 +116,7 @@ impl Bench {
         self.buffers[buffer].0 = self.client.create_from_slice(bytes);
     }
 
-    /// Launches the kernel of a step, or both kernels of prompts.
+    /// Launches the kernel of a decode step, or the two kernels of a prompt pass.
     pub(super) fn launch(&self) {
         self.try_launch().unwrap_or_else(|error| panic!("{error}"));
     }
@@ -165,7 +166,7 @@ impl Bench {
     }
 }
 
-/// Returns a table with at least one element, as a buffer cannot be empty.
+/// Returns a table with at least one element, because a buffer cannot be empty.
 fn padded(values: &[f32]) -> Vec<f32> {
     if values.is_empty() {
         vec![0.0]

@@ -1,4 +1,4 @@
-//! Checks of the outputs of launches, of the cache that they write, and of repeated launches.
+//! Checks of the outputs of launches, of the cache that launches write, and of repeated launches.
 
 use super::bench::{ARRIVAL_COUNTERS, Bench, KEYS, OUT, VALUES};
 use super::operands::{Operands, cache_index, reference};
@@ -10,7 +10,7 @@ use marlin_nn::kernels::attention::AttentionShape;
 use marlin_testing::relative_error_of_terms;
 use marlin_tests::tolerance;
 
-/// Checks a launch of a row of each sequence.
+/// Checks a launch with one row for each sequence.
 pub(super) fn check(
     client: &Client,
     shape: &AttentionShape,
@@ -21,8 +21,8 @@ pub(super) fn check(
     check_launch(Bench::new(client, shape, &operands), operands, seed);
 }
 
-/// Launches once, and checks the outputs, the cache where it was written, and that nothing else was
-/// written.
+/// Launches once, and checks the outputs, the entries written to the cache, and that nothing else
+/// was written.
 pub(super) fn check_launch(bench: Bench, mut operands: Operands, seed: u64) {
     let shape = &bench.shape;
     let before = [KEYS, VALUES].map(|cache| bench.read(cache));
@@ -40,7 +40,7 @@ pub(super) fn check_launch(bench: Bench, mut operands: Operands, seed: u64) {
 }
 
 /// Checks the outputs row by row, and writes each row's key and value to the cache of `operands`,
-/// where the rows after it find them.
+/// from which the following rows read.
 pub(super) fn check_outputs(bench: &Bench, operands: &mut Operands, name: &str) {
     let shape = &bench.shape;
     let out = bench.floats(OUT);
@@ -62,7 +62,7 @@ pub(super) fn check_outputs(bench: &Bench, operands: &mut Operands, name: &str) 
     }
 }
 
-/// Checks that the cache has each token's rounded key and its value, and is otherwise as `before`.
+/// Checks that the cache has each token's rounded key and value, and otherwise equals `before`.
 fn check_cache(bench: &Bench, operands: &Operands, before: [Vec<u8>; 2], name: &str) {
     let shape = &bench.shape;
     let each = bytes(&[0.0], shape.dtype).len();
@@ -108,7 +108,7 @@ fn check_cache(bench: &Bench, operands: &Operands, before: [Vec<u8>; 2], name: &
     }
 }
 
-/// Launches a hundred times, and checks that every output has the bits of the first.
+/// Launches a hundred times, and checks that every output has the bits of the first output.
 pub(super) fn check_repeats(bench: &Bench, seed: u64) {
     bench.launch();
     let first = bench.read(OUT);

@@ -1,4 +1,4 @@
-//! Operands of decode attention on the host, and its output in f64, from the definition.
+//! Operands of decode attention on the host, and the expected output in f64, from the definition.
 
 use crate::kernels::bytes;
 use marlin_kernels::ActivationDtype;
@@ -7,7 +7,7 @@ use marlin_nn::kernels::{SequenceState, SequenceStatus};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// Operands on the host, every value exact in its dtype.
+/// The operands on the host, every value exact in its dtype.
 #[derive(Clone)]
 pub(super) struct Operands {
     pub(super) rows: Vec<SequenceState>,
@@ -16,13 +16,13 @@ pub(super) struct Operands {
     pub(super) values: Vec<f32>,
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
-    /// Weights of the norms of q and of k.
+    /// The weights of the norms of q and k.
     pub(super) norms: [Vec<f32>; 2],
 }
 
 impl Operands {
-    /// Draws operands for rows at `positions`, where `None` is an idle row, in random slots, of
-    /// which idle rows may have one twice. The cache is NaN from each row's position on.
+    /// Draws operands for rows at `positions`, where `None` is an idle row. Rows have random slots,
+    /// and several idle rows may have the same slot. The cache is NaN from each row's position on.
     pub(super) fn random(shape: &AttentionShape, positions: &[Option<usize>], seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut slots: Vec<usize> = (0..shape.slots).collect();
@@ -161,7 +161,7 @@ pub(super) fn cache_index(
     ((slot * shape.kv_heads + head) * shape.max_len + position) * shape.head_dim
 }
 
-/// Computes the output of a row in f64 and the magnitude of its terms from the definition, over the
+/// Computes the output of a row and the magnitude of its terms in f64 from the definition, over the
 /// keys of `operands` and the token's own key.
 pub(super) fn reference(
     shape: &AttentionShape,
@@ -176,7 +176,7 @@ pub(super) fn reference(
         let kv_head = head / (shape.heads / shape.kv_heads);
         let mut query = operands.rotated(shape, row, 0, head, position);
         if shape.pass == AttentionPass::Prompt {
-            // Between the two kernels of prompts.
+            // The first kernel of a prompt pass rounds the queries, which the second kernel reads.
             query = rounded(query.into_iter().map(|x| x as f32).collect(), shape.dtype)
                 .into_iter()
                 .map(f64::from)

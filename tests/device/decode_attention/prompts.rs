@@ -1,4 +1,5 @@
-//! Attention from the tokens of prompts: several of a sequence, in both kernels that take them.
+//! Attention for the tokens of prompts, several of each sequence, in the two kernels that support
+//! prompts.
 
 use super::bench::{Bench, PromptKernel};
 use super::checks::{check_launch, check_repeats};
@@ -12,11 +13,11 @@ use marlin_kernels::ActivationDtype;
 use marlin_nn::kernels::attention::{AttentionPass, AttentionShape};
 use marlin_nn::kernels::flash;
 
-/// Rows of several sequences, each from a position on, among idle ones: a row attends to the rows
-/// before it of its sequence.
+/// Checks rows of several sequences, each from a first position on, among idle rows. A row attends
+/// to the previous rows of its sequence.
 pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
-    // (first position, tokens) of each sequence.
+    // Each sequence is (first position, number of tokens).
     let sequences: &[(usize, usize)] = if is_card {
         &[
             (0, 63),
@@ -90,7 +91,8 @@ pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
 }
 
 fn check_prompts(client: &Client, shape: &AttentionShape, sequences: &[(usize, usize)], seed: u64) {
-    // The first row of each sequence fills the cache before it; the others are idle until then.
+    // `Operands::random` fills the cache before the first row of each sequence. The other rows are
+    // idle until the cache is filled.
     let mut positions = Vec::new();
     for &(start, tokens) in sequences {
         positions.extend((0..tokens).map(|token| (token == 0).then_some(start)));
@@ -125,7 +127,7 @@ fn check_prompts(client: &Client, shape: &AttentionShape, sequences: &[(usize, u
     }
 }
 
-/// Tokens far into sequences, in the last tile of positions and across its edges.
+/// Checks tokens far into sequences, in the last tile of positions and across its edges.
 pub(super) fn long(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
     let half = if computes(device, ActivationDtype::F16) {

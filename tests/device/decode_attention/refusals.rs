@@ -1,4 +1,4 @@
-//! Wrong operands, which decode attention refuses.
+//! Wrong operands, for which decode attention returns an error.
 
 use super::bench::{Bench, KEYS, QKV, QUERIES, STATE, VALUES};
 use super::operands::Operands;
@@ -115,7 +115,7 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
         matches!(result, Err(KernelError::Shape { .. })),
         "{result:?}"
     );
-    // Tensor cores have no f32.
+    // Tensor cores do not support f32.
     let result = flash(
         &client,
         &AttentionShape {

@@ -1,4 +1,4 @@
-//! A step of sampling on the host: random rows of all kinds, and the tokens chosen for them.
+//! A step of sampling on the host: random rows of all kinds, and the tokens chosen for these rows.
 
 use crate::kernels::{bytes, values};
 use marlin_kernels::ActivationDtype;
@@ -7,13 +7,13 @@ use marlin_nn::kernels::{SequenceState, SequenceStatus};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-/// A step's rows and their logits.
+/// The rows of a step and their logits.
 pub(super) struct Step {
     pub(super) shape: SampleShape,
-    /// [rows, vocab], exact in the shape's dtype.
+    /// The logits [rows, vocab], exact in the shape's dtype.
     pub(super) logits: Vec<f32>,
     pub(super) rows: Vec<SequenceState>,
-    /// [slots, [`BITMAPS`], words].
+    /// The bitmaps [slots, [`BITMAPS`], words].
     pub(super) bitmaps: Vec<u32>,
 }
 
@@ -75,8 +75,8 @@ fn pick<T: Copy>(from: &[T], rng: &mut StdRng) -> T {
     from[rng.random_range(0..from.len())]
 }
 
-/// Draws the logits of a row: mostly from about a normal distribution; some with many equal ones,
-/// all equal, with minus infinity, or with NaN or infinity.
+/// Draws the logits of a row, mostly from an approximately normal distribution. Some rows have many
+/// equal logits, only equal logits, minus infinity, NaN or infinity.
 fn random_logits(vocab: usize, rng: &mut StdRng) -> Vec<f32> {
     let normal = |rng: &mut StdRng| (0..6).map(|_| rng.random_range(-1.0f32..1.0)).sum::<f32>();
     let kind = rng.random_range(0..12);
@@ -134,7 +134,7 @@ fn random_row(vocab: u32, rng: &mut StdRng) -> SequenceState {
         temperature: pick(&[0.0, 0.1, 0.7, 1.0, 1.0, 3.0], rng),
         top_p: pick(&[1.0, 1.0, 0.999, 0.95, 0.5, 0.1, 1e-6], rng),
         repetition_penalty: pick(&[1.0, 1.1, 2.0, 0.7], rng),
-        // The last of them count as 0.
+        // The last value, a subnormal number, counts as 0.
         min_p: pick(
             &[
                 0.0,

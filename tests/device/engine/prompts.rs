@@ -1,4 +1,4 @@
-//! Sequences that are decoded while the prompts of others are read.
+//! Sequences that are decoded during the prefill of other prompts.
 
 use super::open;
 use crate::llama::{example, logits, quantised};
@@ -8,8 +8,8 @@ use marlin_lm::{
     Engine, LanguageModel, OpenOptions, RequestParams, Sampling, StepOutput, Suppression,
 };
 
-/// Checks that a running sequence gets a token in every step while long prompts are read, and that
-/// all sequences continue as they do without the others.
+/// Checks that a running sequence gets a token in every step during the prefill of long prompts,
+/// and that all sequences get the same tokens as when run alone.
 pub(super) fn while_read(device: &Device) {
     let (_guard, folder) = quantised();
     let options = OpenOptions {
@@ -120,7 +120,7 @@ pub(super) fn in_passes_of_prompts(device: &Device) {
     engine.set_prefill_chunk(100);
     let (mut added, mut steps) = (0, 0);
     while added < lengths.len() || engine.sequences() > 0 {
-        // The first alone, the others two at a time.
+        // The first request is added alone, the others two at a time.
         while added < lengths.len().min(1 + 2 * (steps / 3)) {
             assert_eq!(
                 engine

@@ -1,4 +1,4 @@
-//! Decoders that are made on another thread than their model, and go on on others.
+//! Engines that are created on another thread than their model, and continue on further threads.
 
 use super::{PROMPTS, open, records_graphs};
 use crate::llama::quantised;
@@ -19,8 +19,8 @@ pub(super) fn on_other_threads(device: &Device) {
     assert_same_on_other_threads(&llama.model, &prompts, 30);
 }
 
-/// A model of one layer with random weights, and few tokens: CubeCL's CPU runtime compiles kernels
-/// for each length.
+/// Checks a model of one layer with random weights and few tokens, because CubeCL's CPU runtime
+/// compiles kernels for each length.
 pub(super) fn small_on_other_threads(device: &Device) {
     let config = serde_json::json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
@@ -34,8 +34,8 @@ pub(super) fn small_on_other_threads(device: &Device) {
     assert_same_on_other_threads(&Arc::new(model), &[vec![1, 2, 3], vec![5; 3]], 5);
 }
 
-/// Checks that an engine made on another thread than the model, and moved to a new thread every few
-/// steps, gives the same tokens as on one thread, and still replays graphs.
+/// Checks an engine that is created on another thread than the model and moved to a new thread
+/// every few steps. It must give the same tokens as on one thread, and still replay graphs.
 fn assert_same_on_other_threads(model: &Arc<Model>, prompts: &[Vec<u32>], max_new_tokens: usize) {
     let options = RequestParams {
         sampling: Sampling::GREEDY,

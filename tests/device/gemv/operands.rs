@@ -1,4 +1,4 @@
-//! Operands of the matmul of one row with a norm before it, and a launch on them.
+//! Operands of the matmul of one row with a norm before it, and a launch on these operands.
 
 use crate::kernels::{buffer, bytes, values};
 use crate::marlin::{Bench, problem};
@@ -13,7 +13,7 @@ use rand::{RngExt, SeedableRng};
 
 pub(super) const EPSILON: f32 = 1e-5;
 
-/// Operands of the kernel, and the expected output.
+/// The operands of the kernel, and the expected output.
 pub(super) struct GemvOperands {
     x: Vec<f32>,
     residual: Vec<f32>,
@@ -25,8 +25,8 @@ pub(super) struct GemvOperands {
 }
 
 impl GemvOperands {
-    /// A residual stream like that of a model: two halves of very different magnitude, and one
-    /// value far above all others.
+    /// Draws operands with a residual stream like that of a model: two halves of very different
+    /// magnitude, and one value far above all others.
     pub(super) fn random(case: &Case, seed: u64) -> Self {
         let Case {
             k,
@@ -42,8 +42,8 @@ impl GemvOperands {
             random(k, 0.01, dtype, &mut rng),
             random(k, 2.0, dtype, &mut rng),
         );
-        // With weights of 8 bits up to 5.1, gates and ups of more than 256 would have a product
-        // beyond f16.
+        // Weights of 8 bits are up to 5.1. Without this factor, gates and ups could exceed 256 and
+        // their product the range of f16.
         norm[k - 1] *= 0.25;
         let sum = rounded(residual.iter().zip(&x).map(|(a, b)| a + b), dtype);
         let square: f64 = sum.iter().map(|&value| f64::from(value).powi(2)).sum();
@@ -111,7 +111,7 @@ impl GemvOperands {
     }
 }
 
-/// The plan of a launch on clusters of `blocks` blocks.
+/// Returns the plan of a launch on clusters of `blocks` blocks.
 pub(super) fn plan(blocks: usize, epilogue: Epilogue) -> Plan {
     let product = Plan::product(
         Kernel::Gemv { blocks },

@@ -1,4 +1,4 @@
-//! Activations of every rank and at any address, and with a norm before the layer.
+//! Activations of every rank and at any address, and layers with a norm before the matmul.
 
 use super::{check, layer, tensor, values};
 use crate::setup::computes;
@@ -9,8 +9,8 @@ use marlin_kernels::{ActivationDtype, Epilogue};
 use marlin_testing::relative_error_of_terms;
 use marlin_tests::{Case, Operands, tolerance};
 
-/// Checks one row, for which some cards have a separate kernel, and three; with weights that this
-/// kernel supports, and others.
+/// Checks one row, for which some cards have a separate kernel, and several rows. Some weights are
+/// supported by that kernel, others are not.
 pub(super) fn norm_in_front(device: &Device, seed: u64) {
     const EPSILON: f64 = 1e-5;
     for dtype in [
@@ -35,7 +35,7 @@ pub(super) fn norm_in_front(device: &Device, seed: u64) {
             (1, 96, 65, GroupSize::G32, false, none),
             (1, 344, 65, GroupSize::G32, false, none),
             (1, 1096, 65, GroupSize::G128, false, none),
-            // Gates and ups that fill tiles, and others.
+            // With SwiGLU, gates and ups fill tiles in some cases and end within a tile in others.
             (1, 1024, 256, GroupSize::G128, false, swiglu),
             (1, 1024, 66, GroupSize::G128, false, swiglu),
             (3, 1024, 256, GroupSize::G128, true, swiglu),
@@ -123,14 +123,14 @@ pub(super) fn any_rank(device: &Device, seed: u64) {
         error <= tolerance(case.activations),
         "rank 1: relative error {error:e}"
     );
-    // Activations that are a view: the kernel must not assume contiguous rows.
+    // The activations are a view: the kernel must not assume contiguous rows.
     let view = layer
         .forward(x.reshape([3, 4, 64]).swap_dims(0, 1))
         .swap_dims(0, 1);
     check(&case, seed, &values(view), &operands);
 }
 
-/// Checks rows that are a view into a tensor, at an address that is not a multiple of 16.
+/// Checks rows that are a view into a tensor, at addresses that are not all multiples of 16.
 pub(super) fn unaligned(device: &Device, seed: u64) {
     for activations in [ActivationDtype::F32, ActivationDtype::F16]
         .into_iter()

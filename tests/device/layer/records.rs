@@ -18,7 +18,7 @@ pub(super) fn round_trips(device: &Device, seed: u64) {
     {
         let operands = Operands::random(case, seed.wrapping_add(i as u64));
         let weight = QuantizedWeight::from_plain(&operands.weight, device);
-        // Devices without sparse tensor cores hold a 2:4 weight dense.
+        // Devices without sparse tensor cores store a 2:4 weight as dense.
         let back = |weight: &QuantizedWeight| {
             weight
                 .to_plain()
@@ -115,7 +115,7 @@ pub(super) fn other_format(device: &Device, seed: u64) {
             "{from} into an unloaded {to}"
         );
     }
-    // Another K: refused even where the tensors would fit.
+    // A record with another K is refused even if its tensors fit.
     let channel = QuantSpec::int4(GroupSize::Channel);
     for (from, to) in [(7, 8), (8, 7), (64, 32)] {
         let loaded = weight(&case(channel, to, false))

@@ -1,4 +1,4 @@
-//! Weights in the tile layout: their scales, dequantised, and with activations in f32.
+//! Weights in the tile layout: the padding of their scales, dequantisation, and f32 activations.
 
 use super::{check, tensor, values};
 use burn::backend::Dispatch;
@@ -70,7 +70,7 @@ pub(super) fn tile_layout(device: &Device, seed: u64) {
     }
 }
 
-/// Makes the tensors of a weight in the plain layout, with scales in f32.
+/// Creates the tensors of a weight in the plain layout, with scales in f32.
 fn plain_weight(weight: &PlainWeight, device: &Device) -> QuantTensors<Dispatch> {
     let shapes = weight.descriptor().tensors();
     let int = |words: &[u32], shape: [usize; 2]| {

@@ -1,4 +1,4 @@
-//! Launches of a case on raw buffers, and their comparison with f64.
+//! Launches of a case on raw buffers, and comparison of the outputs with f64.
 
 use crate::kernels::{buffer, bytes, client, values, weight_buffers};
 use burn::tensor::Device;
@@ -19,7 +19,7 @@ pub struct Bench {
     pub card: Card,
 }
 
-/// The problem of a case, with its weight in the tile layout.
+/// Returns the problem of a case, with its weight in the tile layout.
 pub fn problem(case: &Case) -> QuantProblem {
     case.problem().in_layout(WeightLayout::Tile)
 }
@@ -55,7 +55,7 @@ impl Bench {
         }
     }
 
-    /// The plan of a launch.
+    /// Returns the plan of a launch.
     pub(super) fn plan(&self, launch: Launch) -> Plan {
         Plan::product(
             Kernel::Marlin(launch),
@@ -70,7 +70,8 @@ impl Bench {
         self.run_problem(&problem(case), case, operands, &self.plan(launch))
     }
 
-    /// Runs a problem, that of a case with or without an epilogue, in the same way.
+    /// Runs the problem of a case with or without an epilogue on an output filled with NaN, and
+    /// returns the bytes of the output.
     pub fn run_problem(
         &self,
         problem: &QuantProblem,

@@ -1,4 +1,4 @@
-//! Wrong operands, which a launch refuses, and a fault of the kernel.
+//! Wrong operands, for which a launch returns an error, and a fault of the kernel.
 
 use super::bench::{Bench, problem};
 use crate::kernels::{buffer, must};

@@ -1,6 +1,6 @@
-//! Steps 4 and 5 on the host, lane by lane: the values that the lanes of a warp load, by the
-//! position functions of the kernels, and the products that tensor cores compute from them, by the
-//! tables of the PTX ISA. Sums are in f64.
+//! Steps 4 and 5 on the host, lane by lane. The lanes of a warp load values at the positions that
+//! the kernels' functions return. The products of tensor cores follow the tables of the PTX ISA.
+//! Sums are in f64.
 
 use half::f16;
 use ladder::LadderError;
@@ -14,7 +14,7 @@ const LANES: usize = 32;
 
 /// The two halves of a register.
 type Pair = [f16; 2];
-/// Both registers of the fragment B of each eight rows of activations.
+/// The two registers of fragment B, for each eight rows of activations.
 type B = Vec<[Pair; 2]>;
 
 /// A lane's operands of 16 rows of K: words and scales of 64 columns, activations of all rows.
@@ -72,8 +72,8 @@ impl Memory {
         [0, 1, 2, 3, 4, 5, 6, 7].map(|i| self.scales[place + i])
     }
 
-    /// Computes as `multiply` and `write` do: a block's sums over chunks, in the order of its
-    /// warps.
+    /// Computes a block's sums over chunks, in the order of its warps, as `multiply` and `write`
+    /// do.
     fn product(&self, load: impl Fn(&Self, usize, u32) -> [Vec<Loaded>; 4]) -> Vec<f16> {
         let n = self.chunks_n as usize * CHUNK;
         let mut out = vec![0.0f64; self.m * n];
@@ -112,7 +112,7 @@ impl Memory {
     }
 }
 
-/// The result of step 4, with operands loaded from global memory.
+/// Returns the result of step 4, with operands loaded from global memory.
 pub fn step_4(data: &Data) -> Result<Vec<f16>, LadderError> {
     let load = |memory: &Memory, chunk: usize, chunk_n: u32| {
         [0, 1, 2, 3].map(|step| {
@@ -141,11 +141,11 @@ pub fn step_4(data: &Data) -> Result<Vec<f16>, LadderError> {
     Ok(Memory::new(data)?.product(load))
 }
 
-/// The result of step 5, with operands copied to a stage, and activations swizzled and read by
-/// `ldmatrix`.
+/// Returns the result of step 5, with operands copied to a stage, and activations swizzled and read
+/// by `ldmatrix`.
 pub fn step_5(data: &Data) -> Result<Vec<f16>, LadderError> {
     let load = |memory: &Memory, chunk: usize, chunk_n: u32| {
-        // The stage, as f16; NaN where nothing was copied.
+        // The stage holds f16 values, and NaN where nothing was copied.
         let (mut scales, mut x) = (
             vec![f16::NAN; CHUNK],
             vec![f16::NAN; 8 * memory.tiles * CHUNK],
@@ -164,8 +164,8 @@ pub fn step_5(data: &Data) -> Result<Vec<f16>, LadderError> {
         [0, 1, 2, 3].map(|step| {
             let (half, in_half) = (step / 2, step % 2);
             let lane = |lane: usize| {
-                // Register i of ldmatrix.x4 is row lane / 4, pair lane % 4 of matrix i, whose row r
-                // is where lane 8i + r points.
+                // Register i of ldmatrix.x4 holds pair lane % 4 of row lane / 4 of matrix i. Lane
+                // 8i + r provides the address of row r of matrix i.
                 let b = |tile: usize| {
                     [2 * in_half, 2 * in_half + 1].map(|matrix| {
                         let points = 8 * matrix + lane / 4;
@@ -189,7 +189,7 @@ pub fn step_5(data: &Data) -> Result<Vec<f16>, LadderError> {
     Ok(Memory::new(data)?.product(load))
 }
 
-/// Computes as `dequantize` of the kernels does.
+/// Dequantises a word as the kernels' `dequantize` does.
 fn dequantize(word: u32, low_scale: f16, high_scale: f16) -> [Pair; 4] {
     let pair = |bits: u32| {
         [
@@ -211,7 +211,7 @@ fn dequantize(word: u32, low_scale: f16, high_scale: f16) -> [Pair; 4] {
     [a0, a1, a2, a3]
 }
 
-/// `mma.m16n8k16`: returns the four sums of each lane, by the PTX ISA's tables of fragments.
+/// Returns the four sums of each lane of `mma.m16n8k16`, by the PTX ISA's tables of fragments.
 fn mma_m16n8k16(a: &[[Pair; 4]], b: &[[Pair; 2]]) -> Vec<[f64; 4]> {
     let (mut left, mut right) = ([[f64::NAN; 16]; 16], [[f64::NAN; 8]; 16]);
     for lane in 0..LANES {

@@ -1,4 +1,4 @@
-//! Checkpoints that do not fit the model are errors that name the tensors.
+//! Checks that checkpoints which do not fit the model are errors that name the tensors.
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -61,7 +61,7 @@ fn parameters_without_a_tensor() {
     else {
         panic!("{error}")
     };
-    // Only the classifier has the same name on both sides.
+    // Only the classifier has the same name in the model and in the checkpoint.
     assert_eq!((missing.len(), unused.len()), (39, 39));
     assert!(
         missing.contains(&"encoder.layers.1.mha.query.weight".to_string()),

@@ -31,7 +31,7 @@ fn what_was_loaded_is_exported_bit_for_bit_and_loaded_again() {
     let (first, report) =
         WeightQuantizer::load(model(), golden(), &Bert::from_transformers().unwrap()).unwrap();
     let before = values(&first);
-    // Exported twice: exporting changes nothing.
+    // The model is exported twice to check that exporting does not change it.
     for dir in [parent.path().join("once"), dir.clone()] {
         WeightQuantizer::export(&first, dir, &Bert::to_transformers().unwrap()).unwrap();
     }
@@ -139,8 +139,7 @@ impl Mixed {
     }
 }
 
-/// The layers of [`Mixed`] without `own`, as one layer of a checkpoint with several formats has
-/// them.
+/// The layers of [`Mixed`] without `own`, as in one block of a checkpoint with several formats.
 #[derive(Module, Debug)]
 struct Layers {
     down: Linear,
@@ -162,8 +161,8 @@ fn formats_of_several_kinds_come_back() {
         up,
         own,
     } = Mixed::new();
-    // GPTQ: int4 in groups of 128 with act-order, int8, int4 with zero points a channel and without
-    // in groups of 32, and a float layer.
+    // The GPTQ checkpoint has int4 in groups of 128 with act-order, int8, int4 per channel with
+    // zero points, int4 in groups of 32 without zero points, and a float layer.
     let keys = KeyRemapper::new()
         .add_pattern(r"^model\.layers\.0\.mlp\.(\w+)_proj", "$1")
         .unwrap()
@@ -267,7 +266,7 @@ fn formats_of_several_kinds_come_back() {
     };
     assert_eq!(again.weights(), mixed.weights());
 
-    // The exported `QuantLinear`, loaded into a `Linear`.
+    // The exported `QuantLinear` is loaded into a `Linear`.
     #[derive(Module, Debug)]
     struct Own {
         own: Linear,

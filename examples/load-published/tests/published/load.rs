@@ -77,7 +77,7 @@ impl burn::module::ModuleMapper for Half {
     }
 }
 
-/// Two layers of the BERT, in a model of another shape.
+/// A model of another structure, with two layers of the BERT.
 #[derive(Module, Debug)]
 struct Two {
     column: Linear,
@@ -106,7 +106,7 @@ fn layers_go_where_the_key_map_says_and_the_rest_is_reported() {
         .to_f32()
         .unwrap();
     for layout in [LinearLayout::Row, LinearLayout::Col] {
-        // Lazy parameters, and initialised ones.
+        // Parameters are lazy in the first run and initialised in the second.
         for touched in [false, true] {
             let linear = |k, n| LinearConfig::new(k, n).with_layout(layout).init(&device);
             let model = Two {
@@ -135,7 +135,8 @@ fn layers_go_where_the_key_map_says_and_the_rest_is_reported() {
                 classifier,
                 "{layout:?}"
             );
-            // Twelve layers with their biases, three embeddings, five norms of two tensors.
+            // Unused are twelve layers with their biases, three embeddings, and five norms of two
+            // tensors.
             assert_eq!(report.unused.len(), 12 + 12 + 3 + 10, "{:?}", report.unused);
             for unused in ["bert.pooler.dense", "bert.embeddings.LayerNorm.weight"] {
                 assert!(

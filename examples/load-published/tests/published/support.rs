@@ -7,7 +7,7 @@ use load_published::{Bert, BertConfig};
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-/// The folder that llm-compressor wrote.
+/// Returns the folder that llm-compressor wrote.
 pub fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/bert-ct-int4-g32")
 }
@@ -16,7 +16,7 @@ pub fn config() -> BertConfig {
     serde_json::from_slice(&std::fs::read(golden().join("config.json")).unwrap()).unwrap()
 }
 
-/// A model with random weights.
+/// Creates a model with random weights.
 pub fn model() -> Bert {
     config().init(&Device::flex())
 }
@@ -65,7 +65,7 @@ impl Expected {
         }
     }
 
-    /// The relative errors of a model's hidden state and logits.
+    /// Returns the relative errors of a model's hidden state and logits.
     pub fn errors(&self, model: &Bert) -> [f64; 2] {
         let hidden = model.encode(self.ids.clone(), self.segments.clone());
         let logits = model.classify(hidden.clone());
@@ -94,7 +94,7 @@ pub fn read_tensors(file: &Path) -> Tensors {
         .collect()
 }
 
-/// A copy of the golden folder with edited tensors.
+/// Returns a copy of the golden folder with edited tensors.
 pub fn edited(edit: impl FnOnce(&mut Tensors)) -> TempDir {
     let mut tensors = read_tensors(&golden().join("model.safetensors"));
     edit(&mut tensors);

@@ -17,10 +17,10 @@ use sources::{Package, SourceFile};
 /// Crates that the model never sees in training: its perplexity is measured on their sources.
 /// Ordinary Rust, all under MIT OR Apache-2.0.
 const HELD_OUT: [&str; 5] = ["indexmap", "itertools", "regex-syntax", "tempfile", "url"];
-/// Bytes of held-out text, divided among the crates.
+/// The maximum number of bytes of held-out text, divided among the crates.
 const HELD_OUT_BYTES: usize = 180_000;
-/// The maximum training text from one crate, in bytes, so that the model does not learn the style
-/// of the largest crates.
+/// The maximum training text from one crate, in bytes. The limit prevents the model from learning
+/// only the style of the largest crates.
 const MAX_CRATE_BYTES: usize = 2_000_000;
 /// The file with the tokens of the training text.
 pub const TRAIN_TOKENS: &str = "train.bin";
@@ -41,8 +41,8 @@ pub struct Options {
     /// Maximum training text, in bytes
     #[arg(long, default_value_t = 110_000_000)]
     max_bytes: usize,
-    /// The tokenizer.json of a model that `train --from` is to go on from; without it, a tokenizer
-    /// is trained on the text
+    /// The tokenizer.json of the model that `train --from` will fine-tune; without this option, a
+    /// tokenizer is trained on the text
     #[arg(long)]
     tokenizer: Option<PathBuf>,
 }
@@ -51,8 +51,8 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Error> {
     fs::create_dir_all(&options.out).map_err(Error::io(&options.out))?;
     let packages = sources::packages()?;
-    // Held-out texts first, so that a copy of one in another crate counts as seen, and is not
-    // trained on.
+    // Held-out texts are selected first. A copy of such a text in another crate then counts as
+    // seen, and is not used for training.
     let mut seen = HashSet::new();
     let held_out = held_out(&packages, &mut seen)?;
     let training = training(&packages, &mut seen, options.max_bytes)?;
@@ -72,7 +72,8 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let path = options.out.join("tokenizer.json");
     let tokenizer = match &options.tokenizer {
         Some(given) => {
-            // The same bytes, so that `train --from` can tell that it is the same tokenizer.
+            // The file is copied byte for byte, so that `train --from` recognises the same
+            // tokenizer.
             let content = fs::read(given).map_err(Error::io(given))?;
             fs::write(&path, &content).map_err(Error::io(&path))?;
             Tokenizer::from_bytes(content).map_err(Error::Tokenizer)?
@@ -188,8 +189,8 @@ fn write_tokens(path: &Path, tokenizer: &Tokenizer, texts: &[&str]) -> Result<us
     let mut file = BufWriter::new(file);
     let separator = [tokenizer.token_to_id(tokenizer::END_OF_TEXT).unwrap_or(0) as u16];
     let mut count = 0;
-    // An encoding also holds offsets and strings, many times the size of its ids, so files are
-    // encoded a few hundred at a time.
+    // An encoding also holds offsets and strings, which take many times the size of its ids. Files
+    // are therefore encoded a few hundred at a time.
     for texts in texts.chunks(256) {
         for ids in tokenizer::encode(tokenizer, texts)? {
             file.write_all(&to_bytes(&separator))

@@ -1,4 +1,4 @@
-//! The files of the dependencies that are used as text.
+//! The source files of the dependencies that are used as training and held-out text.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use crate::error::Error;
 
-/// The maximum size of a file: larger ones are mostly tables.
+/// The maximum size of a file in bytes. Larger files are mostly tables.
 const MAX_FILE_BYTES: u64 = 200_000;
-/// The maximum length of a line: files with longer ones were not written by hand.
+/// The maximum length of a line in bytes. Files with longer lines were not written by hand.
 const MAX_LINE_BYTES: usize = 500;
-/// The maximum fraction of digits in a file: tables of constants have more.
+/// The maximum fraction of digits in a file. Tables of constants have more digits.
 const MAX_DIGIT_SHARE: f64 = 0.15;
-/// Bindings to C, the operating system or the browser, in addition to crates named `*-sys`:
-/// generated and repetitive code.
+/// Crates of bindings to C, the operating system or the browser, in addition to crates named
+/// `*-sys`. Their code is generated and repetitive.
 const BINDINGS: [&str; 12] = [
     "ash",
     "cudarc",
@@ -30,7 +30,7 @@ const BINDINGS: [&str; 12] = [
     "winapi",
     "windows",
 ];
-/// Prefixes of the names of such crates.
+/// The name prefixes of further crates of bindings.
 const BINDING_PREFIXES: [&str; 4] = ["icu_", "objc2", "windows", "winapi"];
 
 /// A dependency from a registry.
@@ -55,8 +55,8 @@ pub struct SourceFile {
     pub text: String,
 }
 
-/// Returns the registry packages that the workspace of the current directory depends on: the newest
-/// version of each, sorted by name.
+/// Returns the registry packages that the workspace of the current directory depends on, with the
+/// newest version of each, sorted by name.
 pub fn packages() -> Result<Vec<Package>, Error> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -106,8 +106,8 @@ fn parse_metadata(metadata: &Value) -> Result<Vec<Package>, Error> {
     Ok(newest.into_values().collect())
 }
 
-/// Returns the numbers of a version, to compare versions; build metadata and pre-release names are
-/// ignored.
+/// Returns the numbers of a version, which are used to compare versions. Build metadata and
+/// pre-release names are ignored.
 fn version_key(version: &str) -> Vec<u64> {
     let core = version.split(['-', '+']).next().unwrap_or(version);
     core.split('.')
@@ -115,7 +115,7 @@ fn version_key(version: &str) -> Vec<u64> {
         .collect()
 }
 
-/// Returns true if a crate is a binding.
+/// Returns true if a crate consists of bindings.
 pub fn is_binding(name: &str) -> bool {
     name.ends_with("-sys")
         || name.ends_with("_sys")
@@ -125,7 +125,7 @@ pub fn is_binding(name: &str) -> bool {
             .any(|prefix| name.starts_with(prefix))
 }
 
-/// Returns the files of a package that pass [`accepts`]: sources first, then the others, both
+/// Returns the files of a package that pass [`accepts`]: sources first, then the other files, each
 /// sorted by path.
 ///
 /// `seen` holds the hashes of earlier texts; every text is returned once.
@@ -200,8 +200,8 @@ fn is_text(path: &Path) -> bool {
     name.ends_with(".rs") || (name.ends_with(".md") && !is_list)
 }
 
-/// Returns true if a text seems written by hand: no marker of a generator, no very long lines, no
-/// table of numbers, mostly ASCII.
+/// Returns true if a text appears to be written by hand: it has no marker of a generator, no very
+/// long lines and no tables of numbers, and is mostly ASCII.
 pub fn accepts(text: &str) -> bool {
     let head: String = text.chars().take(1000).collect::<String>().to_lowercase();
     let generated = [
@@ -236,8 +236,8 @@ pub fn fair_share(sizes: &[usize], budget: usize) -> usize {
     usize::MAX
 }
 
-/// Returns the files that fit into `share` bytes together, in order, leaving out any that does not
-/// fit.
+/// Returns the files that together fit into `share` bytes, in order. A file that does not fit is
+/// skipped.
 pub fn within(files: Vec<SourceFile>, share: usize) -> Vec<SourceFile> {
     let mut left = share;
     files

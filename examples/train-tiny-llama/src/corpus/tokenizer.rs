@@ -12,7 +12,7 @@ use crate::error::Error;
 
 /// The token that separates files; a model ends its text with it.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
-/// Tokens of the vocabulary, including the special one.
+/// The number of tokens of the vocabulary, including the special token.
 pub const VOCAB_SIZE: usize = 4096;
 
 /// Trains a tokenizer of at most `vocab_size` tokens on `texts`; [`END_OF_TEXT`] is token 0.
@@ -43,7 +43,7 @@ pub fn train<'a>(
     tokenizer
         .train(&mut trainer, texts)
         .map_err(Error::Tokenizer)?;
-    // The only public conversion to a tokenizer of any model is through its file.
+    // The only public conversion to a tokenizer of any model is through its JSON text.
     let text = tokenizer.to_string(false).map_err(Error::Tokenizer)?;
     Tokenizer::from_bytes(text).map_err(Error::Tokenizer)
 }

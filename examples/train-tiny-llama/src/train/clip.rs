@@ -1,5 +1,5 @@
-//! Clipping by the norm of all gradients together. Burn's own clipping handles one parameter at a
-//! time.
+//! Gradient clipping by the joint norm of all gradients. Burn's own clipping handles one parameter
+//! at a time.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;

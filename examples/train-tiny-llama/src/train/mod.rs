@@ -26,7 +26,7 @@ use schedule::Schedule;
 use size::Size;
 use trainer::Trainer;
 
-/// Steps from one line of output to the next; each line waits for the device.
+/// The number of steps from one line of output to the next; each line waits for the device.
 const REPORT_STEPS: usize = 50;
 
 /// Options of `train`.
@@ -69,12 +69,11 @@ pub struct Options {
     /// Seed of the weights and of the order of the text
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Train the model of --from on with the zeros of its projections held, those that are not 2:4
-    /// pruned to that by magnitude
+    /// Fine-tune the model of --from with a fixed 2:4 mask; projections that are not 2:4 are first
+    /// pruned by magnitude
     #[arg(long, requires = "from")]
     sparse24: bool,
-    /// Folder of the model to go on from: float, or quantised, whose values are taken as they are
-    /// rounded
+    /// Folder of the model to fine-tune: float, or quantised, whose dequantised values are used
     #[arg(long, requires = "sparse24")]
     from: Option<PathBuf>,
 }
@@ -91,7 +90,7 @@ enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// The device and its name.
+    /// Opens the device, and returns it with its name.
     fn open(self) -> Result<(Device, String), Error> {
         match self {
             #[cfg(feature = "cuda")]
@@ -121,7 +120,8 @@ pub fn run(options: &Options) -> Result<(), Error> {
     train(options, config)
 }
 
-/// The model to train: one with random weights, or that of `--from`, 2:4.
+/// Creates a trainer for a model with random weights, or for the model of `--from` with a fixed 2:4
+/// mask.
 fn trainer(
     options: &Options,
     config: &ModelConfig,

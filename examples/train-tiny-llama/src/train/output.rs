@@ -1,4 +1,4 @@
-//! The folder of the model, replaced after each evaluation that is the best so far.
+//! The folder of the model, which is replaced after each evaluation that is the best so far.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::prune::Pruning;
 use crate::corpus::{CONTEXT, write_json};
 use crate::error::Error;
 
-/// The file that records the training. A folder that has it may be replaced.
+/// The file that records the training. A folder that has this file may be replaced.
 const TRAINING: &str = "training.json";
 /// The files of the corpus folder that are copied to the model's folder.
 const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
@@ -38,7 +38,8 @@ pub struct Progress {
     pub elapsed: Duration,
     /// Perplexity on the held-out text.
     pub perplexity: f64,
-    /// What was pruned of a 2:4 model, and its perplexity before the first step.
+    /// The pruning of a 2:4 model, and the held-out perplexity of the pruned model before the first
+    /// step.
     pub pruned: Option<(Pruning, f64)>,
 }
 
@@ -65,7 +66,7 @@ impl Progress {
     }
 }
 
-/// The folder, and its files other than the weights.
+/// The folder of the model, and the contents of its files other than the weights.
 #[derive(Debug)]
 pub struct Output {
     dir: PathBuf,
@@ -73,8 +74,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Reads the tokenizer of the corpus folder `data`. A `dir` with anything other than a trained
-    /// model is an error.
+    /// Reads the tokenizer of the corpus folder `data`, and checks that `dir` may be replaced. A
+    /// `dir` with contents other than a trained model is an error.
     pub fn new(dir: &Path, data: &Path) -> Result<Self, Error> {
         let in_use = dir.is_dir() && fs::read_dir(dir).map_err(Error::io(dir))?.next().is_some();
         if in_use && !dir.join(TRAINING).is_file() {
@@ -119,8 +120,8 @@ impl Output {
         config: &ModelConfig,
         progress: &Progress,
     ) -> Result<(), Error> {
-        // Written beside the folder first: a run that is killed while saving leaves the earlier
-        // model whole.
+        // The model is first written beside the folder, so that a run that is killed while saving
+        // leaves the earlier model intact.
         let mut name = self.dir.file_name().unwrap_or_default().to_owned();
         name.push(".new");
         let new = self.dir.with_file_name(name);

@@ -11,22 +11,22 @@ use marlin_lm::{Model, Projection};
 
 use crate::error::Error;
 
-/// For each projection's weight [K, N] a mask: 0 where the value is 0 and stays so, 1 elsewhere.
+/// The masks of the projections' weights [K, N]: 0 for a value that stays 0, 1 for any other value.
 pub struct Masks {
     masks: HashMap<ParamId, Tensor<2>>,
     pruning: Pruning,
 }
 
-/// What was pruned of a model.
+/// The extent to which a model was pruned.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pruning {
-    /// Projections that were not 2:4 and were pruned by magnitude.
+    /// The number of projections that were not 2:4 and were pruned by magnitude.
     pub by_magnitude: usize,
-    /// All projections; those that run as one matmul are one.
+    /// The number of all projections; those that run as one matmul count as one.
     pub projections: usize,
-    /// Values of all projections.
+    /// The number of values of all projections.
     values: usize,
-    /// Those that are not 0.
+    /// The number of values that are not 0.
     kept: usize,
 }
 
@@ -46,11 +46,11 @@ impl fmt::Display for Pruning {
     }
 }
 
-/// Prunes the projections of a float model that are not 2:4 by magnitude, and makes it trainable;
-/// embedding, norms and head stay as they are.
+/// Prunes the projections of a float model that are not 2:4 by magnitude, and makes the model
+/// trainable. Embedding, norms and lm_head are not changed.
 ///
-/// A weight that is 2:4 keeps its values: a training can go on from its own result, or from that of
-/// another method of pruning.
+/// A weight that is 2:4 keeps its values, so that training can continue from its own result, or
+/// from the result of another pruning method.
 pub fn prune(model: Model) -> Result<(Model, Masks), Error> {
     let weight_of = |(name, projection): (String, &Projection)| match projection {
         Projection::Dense(linear) if name != "lm_head" => Some(linear.weight.id),
@@ -76,7 +76,7 @@ pub fn prune(model: Model) -> Result<(Model, Masks), Error> {
     }
 }
 
-/// Makes every parameter one that gradients are computed of: those of an opened model are not.
+/// A mapper that enables gradients for every parameter, because an opened model has none enabled.
 struct Tracked;
 
 impl ModuleMapper for Tracked {
@@ -93,7 +93,7 @@ struct Prune {
 }
 
 impl Prune {
-    /// The weight without the values that are pruned.
+    /// Returns the weight with pruned values set to 0, and records its mask.
     fn pruned(&mut self, id: ParamId, weight: Tensor<2>) -> Result<Tensor<2>, Error> {
         let ([k, n], device) = (weight.dims(), weight.device());
         let mut values = weight
@@ -129,13 +129,13 @@ impl ModuleMapper for Prune {
 }
 
 impl Masks {
-    /// What was pruned when the masks were made.
+    /// Returns the extent to which the model was pruned when the masks were made.
     pub fn pruning(&self) -> Pruning {
         self.pruning
     }
 
-    /// The gradients without those of pruned values. AdamW leaves a value of 0 without a gradient
-    /// as it is, and its decay does, too.
+    /// Returns the gradients with those of pruned values set to 0. AdamW and its weight decay keep
+    /// a value of 0 whose gradient is always 0.
     pub fn apply<M: Module>(&self, model: &M, grads: GradientsParams) -> GradientsParams {
         let mut masked = Masked {
             masks: &self.masks,

@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-/// A linear warm-up, then half a cosine down to a tenth of the peak.
+/// A learning-rate schedule with a linear warm-up, then half a cosine down to a tenth of the peak.
 #[derive(Debug, Clone)]
 pub struct Schedule {
     /// Peak learning rate.
     pub peak: f64,
-    /// Steps of warm-up.
+    /// The number of steps of warm-up.
     pub warmup: usize,
-    /// Steps of the whole run.
+    /// The number of steps of the whole run.
     pub steps: usize,
     /// Maximum time of the run; `None` for a run limited only by its steps.
     pub limit: Option<Duration>,
 }
 
-/// The fraction of the peak that is left at the end.
+/// The learning rate at the end, as a fraction of the peak.
 const FLOOR: f64 = 0.1;
 
 impl Schedule {

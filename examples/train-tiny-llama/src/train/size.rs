@@ -1,11 +1,11 @@
-//! The family: models of one tokenizer and text, in three sizes.
+//! A model family with one tokenizer and text, in three sizes.
 
 use clap::ValueEnum;
 use marlin_lm::{Architecture, ModelConfig};
 
 use crate::corpus::{CONTEXT, tokenizer};
 
-/// A size of the family.
+/// A size of the model family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Size {
     /// 1.2 million parameters, 0.5 of them the embedding.
@@ -20,8 +20,8 @@ pub enum Size {
 }
 
 impl Size {
-    /// The model's config. Every size in it is a multiple of 128, so that every 4-bit kernel takes
-    /// its layers.
+    /// Returns the model's config. Every size in the config is a multiple of 128, so that every
+    /// 4-bit kernel supports the layers.
     pub fn config(self) -> ModelConfig {
         let (hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads) = match self
         {

@@ -24,7 +24,7 @@ fn small() -> ModelConfig {
     }
 }
 
-/// Writes a corpus folder that is easy to learn: its text counts up in steps of 3, modulo the
+/// Writes a corpus folder that is easy to learn: its tokens count up in steps of 3, modulo the
 /// vocabulary.
 fn corpus_folder(dir: &Path) {
     let tokens = |count: u16| {
@@ -101,8 +101,8 @@ fn learns_and_writes_a_folder() {
     assert!(!dir.path().join("model.new").exists());
 }
 
-/// Pruned, the small model guesses worse; trained on, it guesses as well as before, with the same
-/// weights at zero.
+/// Checks that pruning makes the small model worse, and that it recovers in fine-tuning with a
+/// fixed mask, with the same weights at zero.
 #[test]
 fn a_pruned_model_recovers_with_its_mask_held() {
     let dir = tempfile::tempdir().unwrap();
@@ -131,7 +131,7 @@ fn a_pruned_model_recovers_with_its_mask_held() {
         recovered < 2.0 && recovered < pruned.as_f64().unwrap(),
         "{training}"
     );
-    // q, k and v are one matmul, gate and up another.
+    // In each layer, q, k and v are one matmul, and gate and up are another.
     assert_eq!(training["projections_pruned_by_magnitude"], 2 * 4);
 
     let open = |dir: &Path| Checkpoint::open(dir).unwrap();
@@ -140,7 +140,7 @@ fn a_pruned_model_recovers_with_its_mask_held() {
     for name in after.names().filter(|name| name.contains("_proj")) {
         let [before, after] = [&before, &after].map(|checkpoint| checkpoint.tensor(name).unwrap());
         assert!(after.is_two_four() && !before.is_two_four(), "{name}");
-        // What is at zero now was among the smaller two of its four.
+        // A value that is zero now was one of the two smallest of its four.
         let (before, after) = (before.to_f32().unwrap(), after.to_f32().unwrap());
         for (before, after) in before.chunks(4).zip(after.chunks(4)) {
             let mut sizes: Vec<f32> = before.iter().map(|value| value.abs()).collect();
@@ -158,7 +158,7 @@ fn a_pruned_model_recovers_with_its_mask_held() {
     assert_eq!(projections, 14);
 }
 
-/// Prunes a folder as SparseGPT does, to int8.
+/// Prunes a folder with SparseGPT and quantises it to int8.
 fn sparsegpt(source: &Path, target: &Path) {
     let sample = |start: u32| (0..32).map(|i| (start + i) * 3 % 32).collect();
     let calibration = Calibration {
@@ -185,15 +185,15 @@ fn sparsegpt(source: &Path, target: &Path) {
     .unwrap();
 }
 
-/// A folder that SparseGPT has pruned and quantised starts with its own values, and keeps its own
-/// zeros.
+/// Checks that fine-tuning a folder that SparseGPT has pruned and quantised starts with the
+/// folder's values, and keeps its zeros.
 #[test]
 fn a_quantised_two_of_four_model_recovers_with_its_own_mask() {
     let dir = tempfile::tempdir().unwrap();
     corpus_folder(dir.path());
     let [dense, quantised, recovered] =
         ["dense", "quantised", "recovered"].map(|name| dir.path().join(name));
-    // The form of the folder takes output features in multiples of 64.
+    // The Marlin24 file format requires output features in multiples of 64.
     let config = ModelConfig {
         hidden_size: 64,
         num_key_value_heads: 4,
@@ -245,7 +245,7 @@ fn a_quantised_two_of_four_model_recovers_with_its_own_mask() {
             .unwrap()
             .to_f32()
             .unwrap();
-        // A file has [N, K].
+        // A weight in a file is [N, K].
         let zeros = |row: usize, column: usize| {
             (
                 values[row * n + column] == 0.0,
@@ -261,7 +261,7 @@ fn a_quantised_two_of_four_model_recovers_with_its_own_mask() {
             before += usize::from(was_zero);
             after += usize::from(is_zero);
         }
-        // Hardly any other value is one that f16 rounds to 0.
+        // Only a few other values are rounded to 0 in f16.
         assert!(
             before >= k * n / 2 && after - before < k * n / 100,
             "{name}: {before} zeros, then {after}"

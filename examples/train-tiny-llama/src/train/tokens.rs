@@ -10,8 +10,8 @@ use rand::rngs::StdRng;
 
 use crate::error::Error;
 
-/// Reads a file of 16-bit little-endian tokens, and checks that each is below `vocab_size` and that
-/// there are at least `least`.
+/// Reads a file of 16-bit little-endian tokens. Checks that each token is below `vocab_size`, and
+/// that the file has at least `least` tokens.
 pub fn read(path: &Path, vocab_size: usize, least: usize) -> Result<Vec<i32>, Error> {
     let bytes = fs::read(path).map_err(Error::io(path))?;
     let corpus = |problem: String| Error::Corpus {
@@ -52,15 +52,15 @@ pub fn read(path: &Path, vocab_size: usize, least: usize) -> Result<Vec<i32>, Er
 #[derive(Debug)]
 pub struct Windows {
     tokens: Tensor<1, Int>,
-    /// Possible positions of the first token of a window.
+    /// The possible positions of the first token of a window.
     starts: Range<i32>,
-    /// Positions inside a window, [1, seq + 1].
+    /// The positions inside a window, [1, seq + 1].
     within: Tensor<2, Int>,
     rng: StdRng,
 }
 
 impl Windows {
-    /// Makes windows of `seq` inputs over `tokens`, of which there must be more than `seq`.
+    /// Creates windows of `seq` inputs over `tokens`, which must be more than `seq` tokens.
     pub fn new(tokens: Vec<i32>, seq: usize, rng: StdRng, device: &Device) -> Self {
         let starts = 0..(tokens.len() - seq) as i32;
         let within = Tensor::arange(0..seq as i64 + 1, device).unsqueeze_dim(0);
@@ -110,7 +110,7 @@ pub fn in_order(tokens: &[i32], seq: usize, batch: usize, device: &Device) -> Ve
         .chain(Some(&tokens[whole..]))
     {
         let width = part.len().min(seq);
-        // A window predicts nothing from a single token.
+        // A window of a single token has no target.
         if width > 1 {
             batches.push(Tensor::from_data(
                 TensorData::new(part.to_vec(), [part.len() / width, width]),

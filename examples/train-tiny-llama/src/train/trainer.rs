@@ -15,8 +15,8 @@ use crate::error::Error;
 
 /// The maximum joint L2 norm of the gradients.
 const MAX_GRADIENT_NORM: f32 = 1.0;
-/// The coefficient of weight decay. It keeps weights small and free of outliers, as 4-bit groups
-/// need.
+/// The coefficient of weight decay. Weight decay keeps weights small and free of outliers, as 4-bit
+/// groups need.
 const WEIGHT_DECAY: f32 = 0.1;
 
 /// A model in training on one device.
@@ -26,14 +26,15 @@ pub struct Trainer {
     windows: Windows,
     batch: usize,
     seq: usize,
-    /// Of a 2:4 model.
+    /// The masks of a 2:4 model; `None` for a dense model.
     masks: Option<Masks>,
-    /// The sum of the losses since they were last read, on the device, and their number.
+    /// The sum of the losses since the last read, on the device, and their number.
     losses: Option<(Tensor<1>, usize)>,
 }
 
 impl Trainer {
-    /// Makes a model with random weights on the device, and copies the training tokens there.
+    /// Creates a model with random weights on the device, and copies the training tokens to the
+    /// device.
     pub fn new(
         config: &ModelConfig,
         train_tokens: Vec<i32>,
@@ -45,7 +46,7 @@ impl Trainer {
         Self::of(model, None, train_tokens, options, device)
     }
 
-    /// Prunes what is not 2:4 of a float model, to train it on with its zeros held.
+    /// Prunes the projections of a float model that are not 2:4, for fine-tuning with a fixed mask.
     pub fn sparse(
         model: Model,
         train_tokens: Vec<i32>,
@@ -83,17 +84,17 @@ impl Trainer {
         }
     }
 
-    /// The number of parameters of the model.
+    /// Returns the number of parameters of the model.
     pub fn num_params(&self) -> usize {
         self.model.num_params()
     }
 
-    /// What was pruned of a 2:4 model.
+    /// Returns the extent to which a 2:4 model was pruned; `None` for a dense model.
     pub fn pruning(&self) -> Option<Pruning> {
         self.masks.as_ref().map(Masks::pruning)
     }
 
-    /// The model without its autodiff graph.
+    /// Returns the model without its autodiff graph.
     pub fn model(&self) -> Model {
         self.model.valid()
     }
@@ -116,8 +117,8 @@ impl Trainer {
             Some((sum, count)) => (sum + loss, count + 1),
             None => (loss, 1),
         });
-        // Burn's fusion then gets the same sequence of operations in every step, and reuses its
-        // plan.
+        // With the flush, Burn's fusion gets the same sequence of operations in every step, and
+        // reuses its plan.
         self.model
             .device()
             .flush()
@@ -166,7 +167,7 @@ fn read(value: Tensor<1>) -> Result<f32, Error> {
         .map_err(|error| Error::Device(error.to_string()))
 }
 
-/// AdamW with weight decay for matrices and none for the vectors of norms.
+/// Returns AdamW with weight decay for matrices, and without weight decay for the vectors of norms.
 fn optimizer(model: &Model) -> ModuleOptimizer {
     let adamw = AdamWConfig::new()
         .with_beta_1(0.9)
@@ -181,7 +182,7 @@ fn optimizer(model: &Model) -> ModuleOptimizer {
     )
 }
 
-/// Collects the parameters of rank 1.
+/// A visitor that collects the ids of parameters of rank 1.
 struct Vectors(Vec<ParamId>);
 
 impl ModuleVisitor for Vectors {
