@@ -1,9 +1,10 @@
 //! Export of a converted model as a checkpoint that other engines read.
 
-use super::places::{file_dtype, is_linear_weight, path, pytorch_name, remapped};
+use super::entered::{Entered, is_linear_weight, path, pytorch_name};
+use super::places::{file_dtype, remapped};
 use super::{ExportError, WeightQuantizer};
 use crate::QuantizedWeight;
-use crate::weight::REPARAMETERIZATION;
+use crate::weight::{Passed, REPARAMETERIZATION};
 use burn::module::{Module, ModuleVisitor, Param, Parameter, Reparameterization};
 use burn::store::KeyRemapper;
 use burn::tensor::kind::Basic;
@@ -51,7 +52,7 @@ impl WeightQuantizer {
     ) -> Result<(), ExportError> {
         let dir = dir.as_ref();
         let mut visitor = Visitor::default();
-        QuantizedWeight::collecting(|| model.visit(&mut visitor));
+        model.visit(&mut visitor);
         let entries = visitor
             .finish()?
             .into_iter()
@@ -208,8 +209,8 @@ impl Entry {
 
 #[derive(Default)]
 struct Visitor {
-    /// The name and container of every module entered.
-    stack: Vec<(String, String)>,
+    /// Every module entered, the outermost first.
+    stack: Vec<Entered>,
     entries: Vec<Entry>,
     /// The previous parameter. If a quantised weight is attached to it, that weight is visited
     /// next, and the parameter is a placeholder that must not be read.
@@ -238,9 +239,6 @@ impl Visitor {
     where
         Tensor<D, K>: Parameter,
     {
-        if let Some(weight) = QuantizedWeight::take_offered() {
-            self.begin_weight(weight);
-        }
         if self.weight.is_some() || self.reparameterized.is_some() {
             return;
         }
@@ -278,7 +276,7 @@ impl Visitor {
         let mut depth = self.stack.len().saturating_sub(1);
         if self.stack[..depth]
             .last()
-            .is_some_and(|(_, container)| container == REPARAMETERIZATION)
+            .is_some_and(Entered::is_reparameterization)
         {
             depth -= 1;
             self.pending = None;
@@ -295,12 +293,13 @@ impl Visitor {
 }
 
 impl ModuleVisitor for Visitor {
+    #[track_caller]
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == REPARAMETERIZATION && name != QuantizedWeight::NAME {
             self.reparameterized
                 .get_or_insert_with(|| path(&self.stack));
         }
-        self.stack.push((name.to_owned(), container.to_owned()));
+        self.stack.push(Entered::new(name, container));
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
@@ -309,6 +308,9 @@ impl ModuleVisitor for Visitor {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(weight) = Passed::visited(param) {
+            self.begin_weight(weight.clone());
+        }
         self.add(param);
     }
 

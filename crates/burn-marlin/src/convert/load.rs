@@ -4,7 +4,7 @@ use super::places::{Kind, Place, burn_dtype, places, remapped};
 use super::{LayerReport, LoadError, LoadOptions, Outcome, Report, SkipReason, WeightQuantizer};
 use crate::QuantizedWeight;
 use crate::backend::activation_dtype;
-use crate::weight::FORMAT;
+use crate::weight::{FORMAT, Passed};
 use burn::module::{Module, ModuleMapper, Param, Parameter, Reparameterizer};
 use burn::store::KeyRemapper;
 use burn::tensor::kind::Basic;
@@ -351,8 +351,7 @@ impl ModuleMapper for Load<'_> {
             && last == FORMAT
             && let Some(weight) = self.weights.remove(&of.join("."))
         {
-            weight.replace_mapped();
-            return param;
+            return Passed::weight(weight).attach(param);
         }
         self.load(param)
     }

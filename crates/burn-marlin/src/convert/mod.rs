@@ -2,6 +2,7 @@
 //! checkpoints.
 
 mod attach;
+mod entered;
 mod examine;
 mod export;
 mod export_error;

@@ -1,9 +1,10 @@
 //! The parameters of a model with the names and shapes that they have in a PyTorch checkpoint.
 
+use super::entered::{Entered, is_linear_weight, path, pytorch_name};
 use crate::QuantizedWeight;
-use crate::weight::REPARAMETERIZATION;
+use crate::weight::{Passed, REPARAMETERIZATION};
 use burn::module::{Module, ModuleVisitor, Param, Parameter};
-use burn::store::{KeyRemapper, ModuleAdapter, PyTorchToBurnAdapter};
+use burn::store::KeyRemapper;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, BoolStore, DType, Device, Int, Tensor};
 use marlin_format::checkpoint::Dtype;
@@ -57,7 +58,7 @@ impl Place {
 /// Returns every parameter of a model, in the model's order. Lazy parameters stay lazy.
 pub(super) fn places<M: Module>(model: &M) -> Vec<Place> {
     let mut visitor = Visitor::default();
-    QuantizedWeight::collecting(|| model.visit(&mut visitor));
+    model.visit(&mut visitor);
     let mut places = visitor.places;
     // Parameters under quantised weights are excluded: they are placeholders.
     let linear = places
@@ -77,47 +78,6 @@ pub(super) fn remapped(keys: &KeyRemapper, name: &str) -> String {
         .fold(name.to_owned(), |name, (pattern, to)| {
             pattern.replace_all(&name, to.as_str()).into_owned()
         })
-}
-
-/// The name and container of every module that a visitor has entered; the last entry is the
-/// parameter.
-type Stack = [(String, String)];
-
-/// Returns the path of a parameter, with the variants of enums.
-pub(super) fn path(stack: &Stack) -> String {
-    stack
-        .iter()
-        .map(|(name, _)| name.as_str())
-        .collect::<Vec<_>>()
-        .join(".")
-}
-
-/// Returns the path of a parameter as PyTorch writes it.
-pub(super) fn pytorch_name(stack: &Stack) -> String {
-    let mut names: Vec<&str> = stack
-        .iter()
-        .filter(|(_, container)| !container.starts_with("Enum:"))
-        .map(|(name, _)| name.as_str())
-        .collect();
-    let container = stack
-        .iter()
-        .rev()
-        .map(|(_, container)| container)
-        .find(|container| container.starts_with("Struct:"));
-    let renamed = names.last().zip(container).and_then(|(name, container)| {
-        PyTorchToBurnAdapter.get_alternative_param_name(name, container)
-    });
-    if let (Some(last), Some(renamed)) = (names.last_mut(), &renamed) {
-        *last = renamed;
-    }
-    names.join(".")
-}
-
-/// Returns true if a parameter is the weight of Burn's `Linear`.
-pub(super) fn is_linear_weight(stack: &Stack) -> bool {
-    stack
-        .last()
-        .is_some_and(|(name, container)| name == "weight" && container == "Struct:Linear")
 }
 
 /// The dtypes that Burn and files have in common.
@@ -160,8 +120,8 @@ pub(super) fn file_dtype(dtype: DType) -> Option<Dtype> {
 
 #[derive(Default)]
 struct Visitor {
-    /// The name and container of every module entered.
-    stack: Vec<(String, String)>,
+    /// Every module entered, the outermost first.
+    stack: Vec<Entered>,
     places: Vec<Place>,
     /// The number of reparameterisations entered. Tensors inside a reparameterisation are not
     /// parameters of the model.
@@ -181,14 +141,7 @@ impl Visitor {
     ) where
         Tensor<D, K>: Parameter,
     {
-        let offered = QuantizedWeight::take_offered();
-        if self.inside > 0 {
-            return;
-        }
-        if let Some(weight) = offered {
-            self.add_weight(&weight);
-        }
-        if self.weight.is_some() {
+        if self.inside > 0 || self.weight.is_some() {
             return;
         }
         let device = param.lazy_device();
@@ -235,6 +188,7 @@ impl Visitor {
 }
 
 impl ModuleVisitor for Visitor {
+    #[track_caller]
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == REPARAMETERIZATION {
             self.inside += 1;
@@ -243,7 +197,7 @@ impl ModuleVisitor for Visitor {
                 place.reparameterized = true;
             }
         }
-        self.stack.push((name.to_owned(), container.to_owned()));
+        self.stack.push(Entered::new(name, container));
     }
 
     fn exit_module(&mut self, _name: &str, container: &str) {
@@ -255,6 +209,9 @@ impl ModuleVisitor for Visitor {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(weight) = Passed::visited(param).filter(|_| self.inside == 0) {
+            self.add_weight(weight);
+        }
         self.add(param, Kind::Float, |device| {
             device.settings().float_dtype.into()
         });

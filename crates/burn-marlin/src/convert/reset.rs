@@ -2,6 +2,7 @@
 
 use super::ConvertError;
 use super::survey::{Types, survey};
+use crate::weight::Passed;
 use crate::{Error, QuantizedWeight};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
@@ -34,7 +35,7 @@ pub fn reset_placeholders<M: Module>(model: M) -> Result<M, ConvertError<M>> {
         weights: HashMap::new(),
         failed: None,
     };
-    QuantizedWeight::collecting(|| model.visit(&mut loaded));
+    model.visit(&mut loaded);
     let Loaded {
         weights, failed, ..
     } = loaded;
@@ -43,7 +44,7 @@ pub fn reset_placeholders<M: Module>(model: M) -> Result<M, ConvertError<M>> {
         None => Ok(model.map(&mut Reset {
             converted,
             weights,
-            replacement: None,
+            passed: None,
             path: Vec::new(),
         })),
     }
@@ -75,9 +76,7 @@ impl ModuleVisitor for Loaded<'_> {
         if self.failed.is_some() {
             return;
         }
-        if let Some((weight, (path, values))) =
-            QuantizedWeight::take_offered().zip(self.values.take())
-        {
+        if let Some((weight, (path, values))) = Passed::visited(param).zip(self.values.take()) {
             match weight.requantized(values) {
                 Ok(weight) => drop(self.weights.insert(path, weight)),
                 Err(error) => self.failed = Some(error.in_layer(&path)),
@@ -103,8 +102,8 @@ struct Reset {
     converted: HashSet<String>,
     /// The weights rounded from loaded values, by the paths of the parameters.
     weights: HashMap<String, QuantizedWeight>,
-    /// The new weight for the previous parameter, whose quantised weight is mapped next.
-    replacement: Option<QuantizedWeight>,
+    /// What is passed to the weight of the previous parameter, which is mapped next.
+    passed: Option<Passed>,
     path: Vec<String>,
 }
 
@@ -118,9 +117,8 @@ impl ModuleMapper for Reset {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if let Some(weight) = self.replacement.take() {
-            weight.replace_mapped();
-            return param;
+        if let Some(passed) = self.passed.take() {
+            return passed.attach(param);
         }
         let path = self.path.join(".");
         // The attached weight offers its float parameter at the same path, which must not match
@@ -128,9 +126,12 @@ impl ModuleMapper for Reset {
         if !param.is_initialized() || !self.converted.remove(&path) {
             return param;
         }
-        self.replacement = self.weights.remove(&path);
+        let replacement = self.weights.remove(&path);
         let base = param.base();
         let dims = base.dims();
-        QuantizedWeight::renew(&param, base.dtype(), [dims[0], dims[D - 1]])
+        let shape = [dims[0], dims[D - 1]];
+        let (param, passed) = QuantizedWeight::renew(&param, base.dtype(), shape, replacement);
+        self.passed = Some(passed);
+        param
     }
 }

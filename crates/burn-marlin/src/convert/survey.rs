@@ -1,11 +1,9 @@
+use super::entered::{Entered, path};
 use super::report::SkipReason;
 use crate::weight::REPARAMETERIZATION;
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
-use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor};
 use std::collections::HashSet;
-use std::panic::Location;
-use std::sync::OnceLock;
 
 /// A parameter that may be the weight of a layer: one with two or more dimensions.
 pub(super) struct Candidate {
@@ -60,43 +58,6 @@ impl Survey {
     }
 }
 
-/// The source location of a type's `#[derive(Module)]`. Every visitor of a value of the type is
-/// called from there, so the location distinguishes types with the same name. If the compiler
-/// leaves locations out (`-Z location-detail=none`), only names distinguish types.
-type DerivedAt = &'static Location<'static>;
-
-/// Returns the source location where Burn's `Linear` is derived. The location is the same for every
-/// layer, so it is determined only once.
-fn burn_linear(device: &Device) -> Option<DerivedAt> {
-    static FOUND: OnceLock<Option<DerivedAt>> = OnceLock::new();
-    struct Caller(Option<DerivedAt>);
-    impl ModuleVisitor for Caller {
-        #[track_caller]
-        fn enter_module(&mut self, _name: &str, _container: &str) {
-            self.0 = Some(Location::caller());
-        }
-    }
-    *FOUND.get_or_init(|| {
-        let mut caller = Caller(None);
-        // The layer's weight is lazy and never initialised.
-        LinearConfig::new(1, 1)
-            .with_bias(false)
-            .init(device)
-            .visit(&mut caller);
-        caller.0
-    })
-}
-
-/// A module that a visitor has entered.
-struct Entered {
-    /// The name of the field, or the index.
-    name: String,
-    /// The kind and name of the type that contains the module, such as `Struct:Linear`.
-    container: String,
-    /// The source location where that type is derived.
-    derived_at: DerivedAt,
-}
-
 struct Visitor<'a> {
     types: Types<'a>,
     /// Every module entered, the outermost first.
@@ -112,7 +73,7 @@ impl ModuleVisitor for Visitor<'_> {
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == REPARAMETERIZATION {
             self.inside += 1;
-            let path = self.path();
+            let path = path(&self.stack);
             if let Some(candidate) = self
                 .found
                 .candidates
@@ -125,11 +86,7 @@ impl ModuleVisitor for Visitor<'_> {
                 }
             }
         }
-        self.stack.push(Entered {
-            name: name.to_owned(),
-            container: container.to_owned(),
-            derived_at: Location::caller(),
-        });
+        self.stack.push(Entered::new(name, container));
     }
 
     fn exit_module(&mut self, _name: &str, container: &str) {
@@ -156,7 +113,7 @@ impl ModuleVisitor for Visitor<'_> {
         };
         let size_bytes = shape.iter().product::<usize>() * dtype.size();
         self.found.size_bytes += size_bytes;
-        let path = self.path();
+        let path = path(&self.stack);
         if D == 1 {
             self.expect_bias(&path, shape[0]);
         }
@@ -180,25 +137,17 @@ impl ModuleVisitor for Visitor<'_> {
 }
 
 impl Visitor<'_> {
-    fn path(&self) -> String {
-        self.stack
-            .iter()
-            .map(|entered| entered.name.as_str())
-            .collect::<Vec<_>>()
-            .join(".")
-    }
-
     /// Returns the reason why the field `weight` of a type is skipped; `None` if it is the weight
     /// of a linear layer.
     fn skipped(&self, field: &Entered, device: &Device, dtype: DType) -> Option<SkipReason> {
-        let Some(name) = field.container.strip_prefix("Struct:") else {
+        let Some(name) = field.struct_name() else {
             return Some(SkipReason::NotLinear);
         };
         let asked = self.types.also.iter().any(|also| also == name);
         if name != "Linear" && !asked {
             return Some(SkipReason::NotLinear);
         }
-        if !asked && burn_linear(device) != Some(field.derived_at) {
+        if !asked && !field.is_of_burn_linear(device) {
             return Some(SkipReason::OtherLinear);
         }
         matches!(dtype, DType::QFloat(_)).then_some(SkipReason::AlreadyQuantized)

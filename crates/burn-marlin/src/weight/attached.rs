@@ -1,33 +1,44 @@
 //! A quantised weight in an unmodified model: attached to the float parameter of an ordinary
 //! `Linear`, which it replaces.
 
-use super::QuantizedWeight;
+use super::{Passed, QuantizedWeight};
 use crate::Error;
 use burn::module::{Param, ParamId, Reparameterization};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
-use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
-thread_local! {
-    /// The placeholder that a traversal has just put into a parameter. The weight attached to that
-    /// parameter is traversed next, and takes the placeholder.
-    static RENEWED: RefCell<Option<Placeholder>> = const { RefCell::new(None) };
+/// The state of a placeholder, which the parameter's initialiser and mappers change and the
+/// attached weight reads.
+#[derive(Debug, Default)]
+pub(super) struct PlaceholderState {
+    /// True if no parameter is lazy any more: each was read, or got other values.
+    is_read: AtomicBool,
+    /// The number of times that float values were loaded into the parameter or a clone of it.
+    loads: AtomicU64,
 }
 
-/// A reference that is valid as long as a placeholder has not been read.
-type Unread = Weak<()>;
+/// A value that the initialiser of a placeholder owns. Its drop marks the placeholder as read: Burn
+/// drops an initialiser after it has run, and with a parameter that gets other values before. Burn
+/// has no other notice of that.
+struct Lazy(Arc<PlaceholderState>);
+
+impl Drop for Lazy {
+    fn drop(&mut self) {
+        self.0.is_read.store(true, Ordering::Relaxed);
+    }
+}
 
 /// The state that an attached weight keeps about its parameter.
 #[derive(Debug, Clone)]
 pub(super) struct Attached {
     /// The path of the parameter in the model that was converted.
     path: Arc<str>,
-    unread: Unread,
-    /// The number of times that float values were loaded into the parameter or a clone of it;
-    /// `seen` is the number at the last check.
-    loads: Arc<AtomicU64>,
-    seen: u64,
+    placeholder: Arc<PlaceholderState>,
+    /// True if a record of the weight, which includes the placeholder, was loaded.
+    is_loaded: bool,
+    /// The number of loads at the last check.
+    loads_seen: u64,
     /// The contents of the parameter: determined at the first use after a traversal that may have
     /// changed it.
     base: Arc<OnceLock<Base>>,
@@ -46,13 +57,13 @@ enum Base {
 }
 
 impl Attached {
-    fn new(path: Arc<str>, Placeholder { unread, loads }: &Placeholder) -> Self {
-        let seen = loads.load(Ordering::Relaxed);
+    fn new(path: Arc<str>, placeholder: Arc<PlaceholderState>) -> Self {
+        let loads_seen = placeholder.loads.load(Ordering::Relaxed);
         Self {
             path,
-            unread: unread.clone(),
-            loads: loads.clone(),
-            seen,
+            placeholder,
+            is_loaded: false,
+            loads_seen,
             base: Arc::new(OnceLock::from(Base::Placeholder)),
         }
     }
@@ -60,31 +71,28 @@ impl Attached {
     /// Returns the number of elements that the parameter counts as: 1 for a placeholder that has
     /// not been read, `all` otherwise.
     pub fn elements(&self, all: usize) -> usize {
-        if self.unread.strong_count() > 0 {
-            1
-        } else {
+        if self.is_loaded || self.placeholder.is_read.load(Ordering::Relaxed) {
             all
+        } else {
+            1
         }
     }
 
     /// Returns the state after a mapper has traversed the weight. `loaded` is true if the mapper
-    /// loaded a record of the weight, which includes the placeholder.
-    pub fn traversed(&self, loaded: bool) -> Self {
-        if let Some(renewed) = RENEWED.take() {
-            return Self::new(self.path.clone(), &renewed);
+    /// loaded a record of the weight, which includes the placeholder. `renewed` is the state of the
+    /// placeholder that the mapper has put into the parameter.
+    pub fn traversed(&self, loaded: bool, renewed: Option<Arc<PlaceholderState>>) -> Self {
+        if let Some(renewed) = renewed {
+            return Self::new(self.path.clone(), renewed);
         }
-        let attached = if self.loads.load(Ordering::Relaxed) == self.seen {
+        let attached = if self.placeholder.loads.load(Ordering::Relaxed) == self.loads_seen {
             self.clone()
         } else {
             self.unknown()
         };
-        if loaded {
-            Self {
-                unread: Weak::new(),
-                ..attached
-            }
-        } else {
-            attached
+        Self {
+            is_loaded: attached.is_loaded || loaded,
+            ..attached
         }
     }
 
@@ -101,17 +109,11 @@ impl Attached {
     /// Returns the state for a parameter whose contents are not known.
     pub fn unknown(&self) -> Self {
         Self {
-            seen: self.loads.load(Ordering::Relaxed),
+            loads_seen: self.placeholder.loads.load(Ordering::Relaxed),
             base: Arc::default(),
             ..self.clone()
         }
     }
-}
-
-/// The values that identify the placeholder made for a weight.
-struct Placeholder {
-    unread: Unread,
-    loads: Arc<AtomicU64>,
 }
 
 /// Creates a parameter of the weight's shape [K, N] that holds a single NaN. A record holds only
@@ -126,14 +128,11 @@ fn placeholder<const D: usize>(
     dtype: DType,
     device: Device,
     shape: [usize; 2],
-) -> (Param<Tensor<D>>, Placeholder) {
-    let (held, loads) = (Arc::new(()), Arc::new(AtomicU64::new(0)));
-    let known = Placeholder {
-        unread: Arc::downgrade(&held),
-        loads: loads.clone(),
-    };
+) -> (Param<Tensor<D>>, Arc<PlaceholderState>) {
+    let state = Arc::new(PlaceholderState::default());
+    let (lazy, on_load) = (Lazy(state.clone()), state.clone());
     let init = move |device: &Device, _: bool| {
-        drop(held);
+        drop(lazy);
         Tensor::<D>::full([1; D], f32::NAN, (device, dtype)).expand(Shape::new(shape))
     };
     let recorded = |tensor: Tensor<D>| {
@@ -147,7 +146,7 @@ fn placeholder<const D: usize>(
         if tensor.shape().num_elements() == 1 && shape != [1, 1] {
             return tensor.expand(Shape::new(shape));
         }
-        loads.fetch_add(1, Ordering::Relaxed);
+        on_load.loads.fetch_add(1, Ordering::Relaxed);
         // For shape [1, 1], the size of a record does not distinguish a placeholder from a weight.
         if shape == [1, 1] {
             tensor
@@ -158,7 +157,7 @@ fn placeholder<const D: usize>(
     let param = Param::uninitialized(id, init, device, false, Shape::new([1; D]))
         .save_mapper(recorded)
         .load_mapper(loaded);
-    (param, known)
+    (param, state)
 }
 
 /// Returns true if a tensor holds a placeholder and no weight: all of its values are NaN or, if
@@ -213,9 +212,9 @@ impl QuantizedWeight {
         param: &Param<Tensor<D>>,
         dtype: DType,
     ) -> (Param<Tensor<D>>, Self) {
-        let (param, known) = placeholder(param.id, dtype, param.lazy_device(), self.dims());
+        let (param, state) = placeholder(param.id, dtype, param.lazy_device(), self.dims());
         self.format_id = param.id;
-        self.attached = Some(Attached::new(path.into(), &known));
+        self.attached = Some(Attached::new(path.into(), state));
         (param, self)
     }
 
@@ -235,15 +234,16 @@ impl QuantizedWeight {
         Self::quantize(values.detach(), &self.spec())
     }
 
-    /// Returns a new placeholder for a parameter whose attached weight is traversed next.
+    /// Returns a new placeholder for a parameter, and the value that a mapper passes to the attached
+    /// weight, which is traversed next. `replacement` is the weight whose values it takes over.
     pub(crate) fn renew<const D: usize>(
         param: &Param<Tensor<D>>,
         dtype: DType,
         shape: [usize; 2],
-    ) -> Param<Tensor<D>> {
-        let (param, known) = placeholder(param.id, dtype, param.lazy_device(), shape);
-        RENEWED.set(Some(known));
-        param
+        replacement: Option<Self>,
+    ) -> (Param<Tensor<D>>, Passed) {
+        let (param, state) = placeholder(param.id, dtype, param.lazy_device(), shape);
+        (param, Passed::renewed(Some(state), replacement))
     }
 
     /// Returns true if a tensor holds the values of a weight and is not a placeholder.

@@ -3,65 +3,25 @@
 use super::record::host;
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use marlin_format::{
-    GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat, WeightValue,
-};
+use marlin_format::{WeightDescriptor, WeightFormat};
 
 /// The name of the parameter that describes a weight. It is the first parameter of the weight.
 pub(crate) const FORMAT: &str = "format";
 
-/// The scale dtypes, by their number in a record.
-const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
-/// The number of values that describe a weight in a record: six for the format, four for K, four
-/// for N.
+/// The number of values that describe a weight in a record: the version, five for the format, four
+/// for K, four for N.
 const LENGTH: usize = 14;
 const VERSION: u8 = 1;
-/// The row code of a 2:4 weight, of which two of every four rows are stored; the other codes are 0
-/// (rows in order) and 1 (act-order).
-const TWO_FOUR: u8 = 2;
 
 /// Encodes the format and shape of a weight as numbers below 256. Every float dtype holds these
 /// numbers exactly, so a cast of the model does not change them. K and N are four digits each, the
 /// lowest first.
 fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
-    let WeightDescriptor {
-        format:
-            WeightFormat {
-                spec,
-                permuted,
-                sparsity,
-            },
-        k,
-        n,
-        ..
-    } = *descriptor;
-    // No group has size 0, so 0 stands for a whole column.
-    let group = if spec.scales.group == GroupSize::Channel {
-        0
-    } else {
-        spec.scales.group.rows(k) as u8
-    };
-    let head = [
-        VERSION,
-        spec.value.bits() as u8,
-        group,
-        spec.has_zero_points().into(),
-        SCALE_DTYPES
-            .iter()
-            .position(|&dtype| dtype == spec.scales.dtype)
-            .unwrap_or_default() as u8,
-        // Rows of a 2:4 weight are in order.
-        if sparsity == Sparsity::TwoFour {
-            TWO_FOUR
-        } else {
-            permuted.into()
-        },
-    ];
+    let digits = std::iter::once(VERSION)
+        .chain(descriptor.format.to_bytes())
+        .chain((descriptor.k as u32).to_le_bytes())
+        .chain((descriptor.n as u32).to_le_bytes());
     let mut values = [0.0; LENGTH];
-    let digits = head
-        .into_iter()
-        .chain((k as u32).to_le_bytes())
-        .chain((n as u32).to_le_bytes());
     values
         .iter_mut()
         .zip(digits)
@@ -75,40 +35,13 @@ fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
         (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8)
     });
     let digits: Vec<u8> = digits.collect::<Option<_>>()?;
-    let [
-        VERSION,
-        bits,
-        group,
-        zero_points @ 0..=1,
-        scale_dtype,
-        rows @ 0..=TWO_FOUR,
-        sizes @ ..,
-    ] = digits.as_slice()
-    else {
+    let [VERSION, digits @ ..] = digits.as_slice() else {
         return None;
     };
-    let (k, n) = (sizes.first_chunk::<4>()?, sizes.get(4..)?.try_into().ok()?);
-    let group = if *group == 0 {
-        GroupSize::Channel
-    } else {
-        GroupSize::try_from(i64::from(*group)).ok()?
-    };
-    let spec = QuantSpec::new(WeightValue::try_from(i64::from(*bits)).ok()?, group)
-        .with_zero_point((*zero_points == 1).into())
-        .with_scale_dtype(*SCALE_DTYPES.get(usize::from(*scale_dtype))?);
-    let [k, n] = [*k, n].map(|digits: [u8; 4]| u32::from_le_bytes(digits) as usize);
-    let sparsity = if *rows == TWO_FOUR {
-        Sparsity::TwoFour
-    } else {
-        Sparsity::Dense
-    };
-    let descriptor = WeightDescriptor::plain(
-        WeightFormat::dense(spec)
-            .with_permutation(*rows == 1)
-            .with_sparsity(sparsity),
-        k,
-        n,
-    );
+    let (&format, sizes) = digits.split_first_chunk::<5>()?;
+    let (&k, n) = sizes.split_first_chunk::<4>()?;
+    let [k, n] = [k, n.try_into().ok()?].map(|size| u32::from_le_bytes(size) as usize);
+    let descriptor = WeightDescriptor::plain(WeightFormat::from_bytes(format)?, k, n);
     descriptor.check().ok()?;
     Some(descriptor)
 }
@@ -147,6 +80,7 @@ pub(super) fn loaded(parameter: &Param<Tensor<1>>) -> Option<WeightDescriptor> {
 mod tests {
     use super::*;
     use half::{bf16, f16};
+    use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
 
     #[test]
     fn a_format_survives_every_float_dtype() {

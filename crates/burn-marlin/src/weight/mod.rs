@@ -1,14 +1,15 @@
 mod attached;
-mod collect;
 mod description;
 mod matmul;
 mod module;
+mod passed;
 mod record;
 mod scale_words;
 mod tensors;
 
 pub(crate) use description::FORMAT;
 pub(crate) use module::REPARAMETERIZATION;
+pub(crate) use passed::Passed;
 
 use crate::Error;
 use crate::backend::{activation_dtype, float_dtype};

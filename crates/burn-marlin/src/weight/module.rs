@@ -1,11 +1,11 @@
 //! A weight as a Burn module. Visitors, mappers and records see the tensors of a record
 //! ([`RecordTensors`]), whatever layout the device holds.
 
-use super::QuantizedWeight;
-use super::attached::Attached;
+use super::attached::{Attached, PlaceholderState};
 use super::description::{self, FORMAT};
 use super::record::{RecordTensors, mapped, visited};
 use super::tensors::DeviceTensors;
+use super::{Passed, QuantizedWeight};
 use crate::device::scale_dtype;
 use burn::module::{
     Content, Devices, DisplaySettings, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault,
@@ -65,7 +65,6 @@ impl Module for QuantizedWeight {
     }
 
     fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
-        self.offer();
         let [k, n] = self.dims();
         let counted = self
             .attached
@@ -77,52 +76,92 @@ impl Module for QuantizedWeight {
             k * n - counted,
             &self.device(),
         );
+        let format = Passed::weight(self.clone()).attach(format);
         visited(visitor, FORMAT, |visitor| visitor.visit_float(&format));
         RecordTensors::of(self).visit(visitor);
         let Some(adapter) = &self.adapter else { return };
-        // The adapter is visited beside the weight, at the path of a float weight's adapter.
-        if self.attached.is_some() {
-            visitor.exit_module(Self::NAME, REPARAMETERIZATION);
-        }
-        visitor.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
-        adapter.visit(visitor);
-        visitor.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
-        if self.attached.is_some() {
-            visitor.enter_module(Self::NAME, REPARAMETERIZATION);
-        }
+        beside(&mut Visiting(visitor), self.attached.is_some(), |visitor| {
+            visitor.enter(LoraAdapter::NAME);
+            adapter.visit(visitor.0);
+            visitor.exit(LoraAdapter::NAME);
+        });
     }
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
         let expected = description::expected(self.format_id, &self.device());
         let format = mapped(mapper, FORMAT, |mapper| mapper.map_float(expected));
-        let (weight, given) = match Self::take_replacement() {
-            Some(replacement) => (self.replaced_by(replacement), true),
-            None => self.map_tensors(mapper, description::loaded(&format)),
+        let (replacement, renewed) = Passed::mapped(&format);
+        let (weight, given) = match replacement {
+            Some(replacement) => (self.replaced_by(replacement, renewed), true),
+            None => self.map_tensors(mapper, description::loaded(&format), renewed),
         };
         let mut weight = Self {
             format_id: format.id,
             ..weight
         };
-        // The adapter and the offered parameter are beside the weight, at the path of the float
-        // parameter.
-        let outside = weight.attached.is_some();
-        if outside {
-            mapper.exit_module(Self::NAME, REPARAMETERIZATION);
-        }
-        let adapter = weight.adapter.take();
-        if !given {
-            weight = weight.offered(mapper, adapter.is_some());
-        }
-        if let Some(adapter) = adapter {
-            mapper.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
-            weight.adapter = Some(adapter.map(mapper));
-            mapper.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
-        }
-        if outside {
-            mapper.enter_module(Self::NAME, REPARAMETERIZATION);
-        }
-        weight
+        let is_attached = weight.attached.is_some();
+        beside(&mut Mapping(mapper), is_attached, |mapper| {
+            let adapter = weight.adapter.take();
+            if !given {
+                weight = weight.offered(mapper.0, adapter.is_some());
+            }
+            if let Some(adapter) = adapter {
+                mapper.enter(LoraAdapter::NAME);
+                weight.adapter = Some(adapter.map(mapper.0));
+                mapper.exit(LoraAdapter::NAME);
+            }
+            weight
+        })
     }
+}
+
+/// A traversal that enters and exits reparameterisations.
+trait Traversal {
+    fn enter(&mut self, name: &str);
+    fn exit(&mut self, name: &str);
+}
+
+struct Visiting<'a, V>(&'a mut V);
+
+impl<V: ModuleVisitor> Traversal for Visiting<'_, V> {
+    fn enter(&mut self, name: &str) {
+        self.0.enter_module(name, REPARAMETERIZATION);
+    }
+
+    fn exit(&mut self, name: &str) {
+        self.0.exit_module(name, REPARAMETERIZATION);
+    }
+}
+
+struct Mapping<'a, M>(&'a mut M);
+
+impl<M: ModuleMapper> Traversal for Mapping<'_, M> {
+    fn enter(&mut self, name: &str) {
+        self.0.enter_module(name, REPARAMETERIZATION);
+    }
+
+    fn exit(&mut self, name: &str) {
+        self.0.exit_module(name, REPARAMETERIZATION);
+    }
+}
+
+/// Traverses what belongs beside an attached weight: a LoRA adapter, and the float parameter that
+/// the weight replaces. They have the paths that they have in a float model, at the parameter
+/// itself, because a parameter takes only one reparameterisation and the weight is that one. So the
+/// traversal leaves the weight for as long as they last.
+fn beside<T: Traversal, R>(
+    traversal: &mut T,
+    is_attached: bool,
+    traverse: impl FnOnce(&mut T) -> R,
+) -> R {
+    if is_attached {
+        traversal.exit(QuantizedWeight::NAME);
+    }
+    let result = traverse(traversal);
+    if is_attached {
+        traversal.enter(QuantizedWeight::NAME);
+    }
+    result
 }
 
 impl QuantizedWeight {
@@ -133,10 +172,12 @@ impl QuantizedWeight {
 
     /// Offers a mapper the tensors of a record, in the `recorded` format. Returns the weight with
     /// the tensors that the mapper loads or changes, and whether the mapper loaded or changed any.
+    /// `renewed` is the state of a placeholder that the mapper has put into the parameter.
     fn map_tensors<Mapper: ModuleMapper>(
         self,
         mapper: &mut Mapper,
         recorded: Option<WeightDescriptor>,
+        renewed: Option<Arc<PlaceholderState>>,
     ) -> (Self, bool) {
         let (own, device) = (self.recorded(), self.device());
         // A record carries its format: its tensors are read in that format.
@@ -161,7 +202,7 @@ impl QuantizedWeight {
         let attached = self
             .attached
             .as_ref()
-            .map(|attached| attached.traversed(recorded.is_some() && given));
+            .map(|attached| attached.traversed(recorded.is_some() && given, renewed));
         let weight = Self { attached, ..self };
         if !given {
             return (weight, false);
@@ -178,7 +219,8 @@ impl QuantizedWeight {
         )
     }
 
-    /// Replaces this weight's values with those of another weight.
+    /// Replaces this weight's values with those of another weight. `renewed` is the state of a
+    /// placeholder that the mapper has put into the parameter.
     fn replaced_by(
         self,
         Self {
@@ -186,11 +228,12 @@ impl QuantizedWeight {
             descriptor,
             ..
         }: Self,
+        renewed: Option<Arc<PlaceholderState>>,
     ) -> Self {
         let attached = self
             .attached
             .as_ref()
-            .map(|attached| attached.traversed(false));
+            .map(|attached| attached.traversed(false, renewed));
         Self {
             tensors,
             descriptor,

@@ -49,14 +49,14 @@ pub struct WeightFormat {
     pub sparsity: Sparsity,
 }
 
-/// The number of digits of [`WeightFormat::to_code`], each below [`DIGIT`].
-const DIGITS: usize = 7;
-/// The base of the digits of a code.
-const DIGIT: u64 = 16;
-
+/// The layouts, by their number in a code.
 const LAYOUTS: [WeightLayout; 2] = [WeightLayout::Plain, WeightLayout::Tile];
+/// The scale dtypes, by their number in a code.
 const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
-const FLAGS: [bool; 2] = [false, true];
+/// The bit of a code that is set for act-order.
+const PERMUTED: u8 = 1;
+/// The bit of a code that is set for 2:4 sparsity.
+const TWO_FOUR: u8 = 2;
 
 impl WeightFormat {
     /// Creates the format of a dense weight whose rows are in their natural order.
@@ -78,55 +78,74 @@ impl WeightFormat {
         Self { sparsity, ..self }
     }
 
-    /// Encodes the format and a layout as one number, for interfaces that pass only scalars.
+    /// Encodes the format as five bytes: the bits of a value, the rows of a group (0 for one group
+    /// over all of K), 1 for zero points, the number of the scale dtype, and the order of the
+    /// stored rows (1 for act-order, 2 for 2:4 sparsity). Saved records hold these bytes.
+    /// [`from_bytes`](Self::from_bytes) is the inverse.
+    pub fn to_bytes(self) -> [u8; 5] {
+        let QuantSpec { value, scales } = self.spec;
+        let group = match scales.group {
+            GroupSize::Channel => 0,
+            grouped => grouped.as_i64() as u8,
+        };
+        let two_four = match self.sparsity {
+            Sparsity::Dense => 0,
+            Sparsity::TwoFour => TWO_FOUR,
+        };
+        [
+            value.bits() as u8,
+            group,
+            number(&ZeroPoint::ALL, scales.zero_point),
+            number(&SCALE_DTYPES, scales.dtype),
+            u8::from(self.permuted) * PERMUTED | two_four,
+        ]
+    }
+
+    /// Decodes the bytes of a format. Returns `None` if they are not those of a format.
+    pub fn from_bytes([bits, group, zero_point, scale_dtype, rows]: [u8; 5]) -> Option<Self> {
+        let group = match group {
+            0 => GroupSize::Channel,
+            rows => GroupSize::try_from(i64::from(rows)).ok()?,
+        };
+        let value = WeightValue::try_from(i64::from(bits)).ok()?;
+        let spec = QuantSpec::new(value, group)
+            .with_zero_point(*ZeroPoint::ALL.get(usize::from(zero_point))?)
+            .with_scale_dtype(*SCALE_DTYPES.get(usize::from(scale_dtype))?);
+        let sparsity = match rows & TWO_FOUR {
+            0 => Sparsity::Dense,
+            _ => Sparsity::TwoFour,
+        };
+        (rows <= PERMUTED | TWO_FOUR).then_some(Self {
+            spec,
+            permuted: rows & PERMUTED != 0,
+            sparsity,
+        })
+    }
+
+    /// Encodes the format and a layout as one number, for interfaces that pass only scalars: the
+    /// bytes of [`to_bytes`](Self::to_bytes), the lowest first, then the number of the layout.
     /// [`from_code`](Self::from_code) is the inverse.
     pub fn to_code(self, layout: WeightLayout) -> u64 {
-        let Self {
-            spec: QuantSpec { value, scales },
-            permuted,
-            sparsity,
-        } = self;
-        let digits: [u64; DIGITS] = [
-            digit(&WeightValue::ALL, value),
-            digit(&GroupSize::ALL, scales.group),
-            digit(&ZeroPoint::ALL, scales.zero_point),
-            digit(&SCALE_DTYPES, scales.dtype),
-            digit(&FLAGS, permuted),
-            digit(&Sparsity::ALL, sparsity),
-            digit(&LAYOUTS, layout),
-        ];
-        digits
-            .into_iter()
-            .rev()
-            .fold(0, |code, digit| code * DIGIT + digit)
+        let [bits, group, zero_point, scale_dtype, rows] = self.to_bytes();
+        let layout = number(&LAYOUTS, layout);
+        u64::from_le_bytes([bits, group, zero_point, scale_dtype, rows, layout, 0, 0])
     }
 
     /// Decodes a format and a layout from a code. Returns `None` if the number is not a valid code.
     pub fn from_code(code: u64) -> Option<(Self, WeightLayout)> {
-        let digit = |place: usize| (code / DIGIT.pow(place as u32) % DIGIT) as usize;
-        if code >= DIGIT.pow(DIGITS as u32) {
+        let [bytes @ .., layout, 0, 0] = code.to_le_bytes() else {
             return None;
-        }
-        let spec = QuantSpec::new(
-            *WeightValue::ALL.get(digit(0))?,
-            *GroupSize::ALL.get(digit(1))?,
-        )
-        .with_zero_point((*FLAGS.get(digit(2))?).into())
-        .with_scale_dtype(*SCALE_DTYPES.get(digit(3))?);
-        let format = Self {
-            spec,
-            permuted: *FLAGS.get(digit(4))?,
-            sparsity: *Sparsity::ALL.get(digit(5))?,
         };
-        Some((format, *LAYOUTS.get(digit(6))?))
+        let layout = *LAYOUTS.get(usize::from(layout))?;
+        Some((Self::from_bytes(bytes)?, layout))
     }
 }
 
 /// Returns the index of a value in the list of all values of its type.
-fn digit<T: PartialEq>(all: &[T], value: T) -> u64 {
+fn number<T: PartialEq>(all: &[T], value: T) -> u8 {
     all.iter()
         .position(|other| *other == value)
-        .unwrap_or_default() as u64
+        .unwrap_or_default() as u8
 }
 
 impl From<QuantSpec> for WeightFormat {
@@ -196,11 +215,15 @@ mod tests {
     fn other_numbers_are_no_code() {
         let code =
             WeightFormat::dense(QuantSpec::int4(GroupSize::G128)).to_code(WeightLayout::Plain);
+        let byte = |place: u32| 1 << (8 * place);
         for wrong in [
-            code + 2,
-            code + 16 * 8,
-            code + DIGIT.pow(6) * 2,
-            code + DIGIT.pow(7),
+            code + 1,
+            code + byte(1),
+            code + 2 * byte(2),
+            code + 3 * byte(3),
+            code + 4 * byte(4),
+            code + 2 * byte(5),
+            code + byte(6),
             u64::MAX,
         ] {
             assert_eq!(WeightFormat::from_code(wrong), None, "{wrong:#x}");
