@@ -42,7 +42,7 @@ pub mod ptx;
 pub mod repack;
 pub mod tile;
 
-pub use device::{Card, ClustersAtOnce, Runtime, Target, further_server};
+pub use device::{Card, ClustersAtOnce, Runtime, Target, additional_server};
 pub use error::KernelError;
 pub use launch::{
     NormOperands, Operands, WeightBuffers, dequantize, elementwise, launch, swizzled_map,

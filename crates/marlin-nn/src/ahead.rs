@@ -103,7 +103,7 @@ mod servers {
     use cubecl::bytes::Bytes;
     use cubecl::client::Client;
     use marlin_format::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
-    use marlin_kernels::{ActivationDtype, Epilogue, Prologue, further_server};
+    use marlin_kernels::{ActivationDtype, Epilogue, Prologue, additional_server};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
@@ -113,13 +113,13 @@ mod servers {
 
     pub(super) fn compile(device: &CubeDevice, passes: &[PassShape]) -> CompiledAhead {
         let client = device.client();
-        if further_server(&client, 0).is_none() {
+        if additional_server(&client, 0).is_none() {
             return CompiledAhead::default();
         }
         let operations: Vec<Operation> = passes.iter().flat_map(operations).collect();
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let take = |number: usize| {
-            let Some(client) = further_server(&client, number) else {
+            let Some(client) = additional_server(&client, number) else {
                 return;
             };
             let tensors = Tensors {

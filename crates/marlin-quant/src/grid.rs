@@ -123,7 +123,7 @@ pub(crate) fn range(values: impl Iterator<Item = f32>) -> [f32; 2] {
 /// Returns the weight in 2:4 form if `sparsity` is 2:4, or if the weight is already 2:4.
 pub(crate) fn in_form(weight: PlainWeight, sparsity: Sparsity) -> Result<PlainWeight, QuantError> {
     Ok(match sparsity {
-        Sparsity::Dense => weight.as_found(),
+        Sparsity::Dense => weight.detect_two_four(),
         Sparsity::TwoFour => weight.to_two_four()?.into_owned(),
     })
 }

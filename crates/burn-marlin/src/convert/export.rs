@@ -1,7 +1,7 @@
 //! Export of a converted model as a checkpoint that other engines read.
 
 use super::entered::{Entered, is_linear_weight, path, pytorch_name};
-use super::places::{file_dtype, remapped};
+use super::parameters::{file_dtype, remapped};
 use super::{ExportError, WeightQuantizer};
 use crate::QuantizedWeight;
 use crate::weight::{Passed, REPARAMETERIZATION};

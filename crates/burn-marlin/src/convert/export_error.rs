@@ -10,7 +10,7 @@ pub enum ExportError {
     Checkpoint(#[from] CheckpointError),
     /// A parameter has a reparameterisation other than a quantised weight.
     #[error(
-        "`{path}` has a reparameterisation (LoRA?), which the files have no place for: `materialize` the model, and quantise it afterwards"
+        "`{path}` has a reparameterisation (LoRA?), which the files have no parameter for: `materialize` the model, and quantise it afterwards"
     )]
     Reparameterized {
         /// Path of the parameter in the model.

@@ -1,6 +1,6 @@
 //! Loading of published checkpoints into any Burn model.
 
-use super::places::{Kind, Place, burn_dtype, places, remapped};
+use super::parameters::{Kind, ModelParameter, burn_dtype, parameters, remapped};
 use super::{LayerReport, LoadError, LoadOptions, Outcome, Report, SkipReason, WeightQuantizer};
 use crate::QuantizedWeight;
 use crate::backend::activation_dtype;
@@ -86,15 +86,17 @@ impl WeightQuantizer {
         let mut sources = sources(&checkpoint, quantization.as_ref(), options.keys())?;
         let (mut load, mut layers) = (Load::new(&checkpoint), HashMap::new());
         let (mut missing, mut report) = (Vec::new(), Report::default());
-        for place in places(&model) {
-            let may_be_missing = optional.matches(&place.path);
-            let part = sources.remove(&place.name);
+        for parameter in parameters(&model) {
+            let may_be_missing = optional.matches(&parameter.path);
+            let part = sources.remove(&parameter.name);
             if part.is_none() && !may_be_missing {
-                missing.push(place.name);
+                missing.push(parameter.name);
                 continue;
             }
-            if part.is_some() && place.reparameterized {
-                return Err(LoadError::Reparameterized { path: place.path });
+            if part.is_some() && parameter.reparameterized {
+                return Err(LoadError::Reparameterized {
+                    path: parameter.path,
+                });
             }
             let outcome = match part {
                 Some(CheckpointEntry::Layer {
@@ -103,28 +105,28 @@ impl WeightQuantizer {
                     tensors,
                 }) => {
                     let (outcome, weight) =
-                        quantized(&checkpoint, &place, &name, &format, &tensors)?;
-                    if place.kind == Kind::Quantized {
-                        load.weights.insert(place.path.clone(), weight);
+                        quantized(&checkpoint, &parameter, &name, &format, &tensors)?;
+                    if parameter.kind == Kind::Quantized {
+                        load.weights.insert(parameter.path.clone(), weight);
                     } else {
-                        layers.insert(place.path.clone(), (weight, place.dtype));
+                        layers.insert(parameter.path.clone(), (weight, parameter.dtype));
                     }
                     outcome
                 }
                 Some(CheckpointEntry::Tensor { name }) => {
-                    check_tensor(&checkpoint, &place, &name)?;
-                    let reason = if place.linear {
+                    check_tensor(&checkpoint, &parameter, &name)?;
+                    let reason = if parameter.linear {
                         SkipReason::FloatInCheckpoint
                     } else {
                         SkipReason::NotLinear
                     };
                     load.tensors
-                        .insert(place.path.clone(), (name, place.clone()));
+                        .insert(parameter.path.clone(), (name, parameter.clone()));
                     Outcome::Skipped(reason)
                 }
                 None => {
-                    report.missing.push(place.path.clone());
-                    let linear = place.linear || place.kind == Kind::Quantized;
+                    report.missing.push(parameter.path.clone());
+                    let linear = parameter.linear || parameter.kind == Kind::Quantized;
                     Outcome::Skipped(if linear {
                         SkipReason::NotInCheckpoint
                     } else {
@@ -132,15 +134,15 @@ impl WeightQuantizer {
                     })
                 }
             };
-            if matches!(place.kind, Kind::Int | Kind::Bool) {
+            if matches!(parameter.kind, Kind::Int | Kind::Bool) {
                 continue;
             }
-            let float_bytes = place.shape.iter().product::<usize>() * place.dtype.size();
+            let float_bytes = parameter.shape.iter().product::<usize>() * parameter.dtype.size();
             report.model_bytes += float_bytes;
-            if place.shape.len() > 1 {
+            if parameter.shape.len() > 1 {
                 report.layers.push(LayerReport {
-                    path: place.path,
-                    shape: place.shape,
+                    path: parameter.path,
+                    shape: parameter.shape,
                     float_bytes,
                     outcome,
                 });
@@ -206,16 +208,16 @@ fn sources(
 /// Reads a quantised layer from a checkpoint to the device of its parameter.
 fn quantized(
     checkpoint: &Checkpoint,
-    place: &Place,
+    parameter: &ModelParameter,
     layer: &str,
     format: &LayerFormat,
     tensors: &[String],
 ) -> Result<(Outcome, QuantizedWeight), LoadError> {
-    if !place.linear && place.kind != Kind::Quantized {
+    if !parameter.linear && parameter.kind != Kind::Quantized {
         let (layer, dir, path) = (
             layer.to_owned(),
             checkpoint.dir().into(),
-            place.path.clone(),
+            parameter.path.clone(),
         );
         return Err(LoadError::NotLinear {
             layer,
@@ -225,7 +227,7 @@ fn quantized(
         });
     }
     let plain = read_layer(checkpoint, layer, format)?;
-    let (expected, found) = (place.file_shape(), vec![plain.n(), plain.k()]);
+    let (expected, found) = (parameter.file_shape(), vec![plain.n(), plain.k()]);
     if expected != found {
         let file = tensors
             .first()
@@ -234,26 +236,34 @@ fn quantized(
         return Err(LoadError::Shape {
             tensor: layer.into(),
             file: file.into(),
-            path: place.path.clone(),
+            path: parameter.path.clone(),
             expected,
             found,
         });
     }
-    let activations = activation_dtype(place.dtype).unwrap_or(ActivationDtype::F32);
+    let activations = activation_dtype(parameter.dtype).unwrap_or(ActivationDtype::F32);
     let format = plain.descriptor().format;
-    let weight = QuantizedWeight::from_owned_plain(plain, activations, &place.device);
+    let weight = QuantizedWeight::from_owned_plain(plain, activations, &parameter.device);
     tensors.iter().for_each(|tensor| checkpoint.release(tensor));
     Ok((
-        Outcome::quantized(&place.path, &weight, format, activations, None),
+        Outcome::quantized(&parameter.path, &weight, format, activations, None),
         weight,
     ))
 }
 
 /// Checks that the kind and shape of a tensor fit its parameter.
-fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<(), LoadError> {
+fn check_tensor(
+    checkpoint: &Checkpoint,
+    parameter: &ModelParameter,
+    name: &str,
+) -> Result<(), LoadError> {
     let view = checkpoint.tensor(name)?;
-    let (tensor, file, path) = (name.to_owned(), view.path().to_owned(), place.path.clone());
-    let (fits, kind) = match (place.kind, burn_dtype(view.dtype())) {
+    let (tensor, file, path) = (
+        name.to_owned(),
+        view.path().to_owned(),
+        parameter.path.clone(),
+    );
+    let (fits, kind) = match (parameter.kind, burn_dtype(view.dtype())) {
         (Kind::Quantized, _) => return Err(LoadError::NotQuantized { tensor, file, path }),
         (Kind::Float, dtype) => (dtype.is_some_and(|dtype| dtype.is_float()), "floats"),
         (Kind::Int, dtype) => (
@@ -271,7 +281,7 @@ fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<()
             found: view.dtype(),
         });
     }
-    let expected = place.file_shape();
+    let expected = parameter.file_shape();
     if view.shape() != expected {
         return Err(LoadError::Shape {
             tensor,
@@ -288,8 +298,8 @@ fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<()
 /// quantised layers of the checkpoint.
 struct Load<'a> {
     checkpoint: &'a Checkpoint,
-    /// The tensor name and the place of each parameter, by path.
-    tensors: HashMap<String, (String, Place)>,
+    /// The tensor to load into each parameter, by the path of the parameter.
+    tensors: HashMap<String, (String, ModelParameter)>,
     /// The replacement for each quantised weight, by path.
     weights: HashMap<String, QuantizedWeight>,
     path: Vec<String>,
@@ -309,7 +319,7 @@ impl<'a> Load<'a> {
     where
         Tensor<D, K>: Parameter,
     {
-        let Some((name, place)) = self.tensors.remove(&self.path.join(".")) else {
+        let Some((name, parameter)) = self.tensors.remove(&self.path.join(".")) else {
             return param;
         };
         // `check_tensor` has already found the tensor and its dtype.
@@ -321,16 +331,16 @@ impl<'a> Load<'a> {
         };
         // A record in column layout holds the weight as the file does. For row layout, the weight
         // is transposed in memory, because a matmul with a transposed view is slower.
-        let transposed = if place.linear && !place.column_layout {
+        let transposed = if parameter.linear && !parameter.column_layout {
             view.transposed_bytes().ok()
         } else {
             None
         };
         let data = match transposed {
-            Some(bytes) => TensorData::from_bytes_vec(bytes, place.shape.clone(), dtype),
+            Some(bytes) => TensorData::from_bytes_vec(bytes, parameter.shape.clone(), dtype),
             None => TensorData::from_bytes_vec(view.bytes().to_vec(), view.shape().to_vec(), dtype),
         };
-        let tensor = Tensor::from_data(data, (&place.device, place.dtype));
+        let tensor = Tensor::from_data(data, (&parameter.device, parameter.dtype));
         self.checkpoint.release(&name);
         let id = param.id;
         param.transform_for_load(tensor, id)

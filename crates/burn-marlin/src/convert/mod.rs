@@ -9,7 +9,7 @@ mod export_error;
 mod load;
 mod load_error;
 mod load_options;
-mod places;
+mod parameters;
 mod report;
 mod reset;
 mod rules;

@@ -234,8 +234,9 @@ impl QuantizedWeight {
         Self::quantize(values.detach(), &self.spec())
     }
 
-    /// Returns a new placeholder for a parameter, and the value that a mapper passes to the attached
-    /// weight, which is traversed next. `replacement` is the weight whose values it takes over.
+    /// Returns a new placeholder for a parameter, and the value that a mapper passes to the
+    /// attached weight, which is traversed next. `replacement` is the weight whose values it takes
+    /// over.
     pub(crate) fn renew<const D: usize>(
         param: &Param<Tensor<D>>,
         dtype: DType,

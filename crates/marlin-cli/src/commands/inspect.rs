@@ -152,7 +152,7 @@ fn rows(
                 };
                 let row = layers.remove(&name).map_or_else(
                     || {
-                        if checkpoint.is_hollow() {
+                        if checkpoint.is_sparse_file() {
                             return Ok(unread());
                         }
                         let weight = read_layer(checkpoint, &name, &format)?;

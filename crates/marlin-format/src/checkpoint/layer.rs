@@ -110,7 +110,8 @@ pub fn entries(
 /// Reads the weight of a quantised layer, such as `model.layers.0.mlp.up_proj`, into the plain
 /// form.
 ///
-/// A weight with the 2:4 pattern is stored as 2:4, whatever its format ([`PlainWeight::as_found`]).
+/// A weight with the 2:4 pattern is stored as 2:4, whatever its format
+/// ([`PlainWeight::detect_two_four`]).
 ///
 /// The dtype of the scale tensor decides, not the dtype in the format's spec, which no config
 /// declares.
@@ -151,5 +152,5 @@ pub fn read_layer(
         LayerFormat::Marlin(spec) => marlin::to_plain(checkpoint, layer, spec),
         LayerFormat::Marlin24(spec, names) => marlin24::to_plain(checkpoint, layer, spec, *names),
     }?;
-    Ok(weight.as_found())
+    Ok(weight.detect_two_four())
 }

@@ -192,7 +192,7 @@ impl Checkpoint {
     /// of such files is holes, which are read as zeros. The files may be an unfinished download, or
     /// made to occupy readers for a long time. Returns false if the system does not report the disk
     /// usage.
-    pub fn is_hollow(&self) -> bool {
+    pub fn is_sparse_file(&self) -> bool {
         let bytes: usize = self.files.iter().map(|(_, map)| map.len()).sum();
         self.on_disk
             .is_some_and(|on_disk| on_disk > 0 && on_disk < bytes as u64 / 8)

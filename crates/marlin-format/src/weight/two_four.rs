@@ -120,7 +120,7 @@ impl PlainWeight {
     /// Stores the weight as 2:4 if its values have the 2:4 pattern and the sparse tensor cores
     /// support the shape. The rows must be in their natural order, and K must be a multiple of 32.
     /// Any other weight is returned unchanged.
-    pub fn as_found(self) -> Self {
+    pub fn detect_two_four(self) -> Self {
         let is_candidate = self.metadata().is_none()
             && self.row_permutation().is_none()
             && self.k().is_multiple_of(32);
@@ -330,7 +330,7 @@ fn check_rows(weight: &[f32], k: usize, n: usize) -> Result<(), FormatError> {
 
 /// Quantises `weight` (`[K, N]` row-major, f32) to nearest, either [dense](quantize_rtn) or [pruned
 /// to 2:4 first](quantize_two_four). The result is stored as 2:4 in either case if the rounded
-/// values [have that pattern](PlainWeight::as_found).
+/// values [have that pattern](PlainWeight::detect_two_four).
 ///
 /// # Errors
 /// The errors of [`quantize_rtn`] and [`quantize_two_four`].
@@ -342,7 +342,7 @@ pub fn quantize(
     sparsity: Sparsity,
 ) -> Result<PlainWeight, FormatError> {
     match sparsity {
-        Sparsity::Dense => quantize_rtn(&weight, k, n, spec).map(PlainWeight::as_found),
+        Sparsity::Dense => quantize_rtn(&weight, k, n, spec).map(PlainWeight::detect_two_four),
         Sparsity::TwoFour => quantize_two_four(weight, k, n, spec),
     }
 }

@@ -226,7 +226,7 @@ static TARGETS: LazyLock<RwLock<HashMap<DeviceKey, Target>>> = LazyLock::new(RwL
         reason = "only CUDA's runtime has several servers of a card"
     )
 )]
-pub fn further_server(client: &Client, number: usize) -> Option<Client> {
+pub fn additional_server(client: &Client, number: usize) -> Option<Client> {
     #[cfg(feature = "cuda")]
     if client.name() == "cuda" {
         let card = client.service_id().device;

@@ -66,7 +66,7 @@ pub(crate) fn finish<F: Float>(
                 &totals, first_row, rows, column, scales, bias, out, sizes, config,
             );
         } else {
-            exchange::leave(&totals, workspace, rows, config);
+            exchange::store(&totals, workspace, rows, config);
         }
     }
 }

@@ -47,7 +47,7 @@ impl Config {
 /// Stores a thread's totals in the block's area of the workspace. `rows` is the number of rows of
 /// activations from the tile's first row on.
 #[cube]
-pub(crate) fn leave(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] config: Config) {
+pub(crate) fn store(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] config: Config) {
     if comptime!(config.is_flagged()) {
         let own = flagged_sums(workspace, CUBE_POS_X, config);
         #[unroll]

@@ -3,7 +3,7 @@
 use burn::tensor::FloatDType;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::raw_rope::{Beside, RawRope, Rope};
+use super::raw_rope::{RawRope, Rope, TopLevelFields};
 use super::{ModelConfig, ModelConfigError, RopeScaling, SlidingWindow};
 use crate::architectures::{Architecture, Bias, Window};
 
@@ -143,7 +143,7 @@ impl TryFrom<RawConfig> for ModelConfig {
         let max_position_embeddings = raw
             .max_position_embeddings
             .unwrap_or(defaults.max_position_embeddings);
-        let beside = Beside {
+        let beside = TopLevelFields {
             fields: declaration.rope,
             rope_theta: raw.rope_theta,
             partial_rotary_factor: raw.partial_rotary_factor,

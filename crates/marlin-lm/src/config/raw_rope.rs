@@ -15,7 +15,7 @@ use crate::architectures::RopeFields;
 pub(super) struct RawRope(Map<String, Value>);
 
 /// The fields of a config beside the scaling, and the default sizes of the scaling.
-pub(super) struct Beside {
+pub(super) struct TopLevelFields {
     pub(super) fields: RopeFields,
     pub(super) rope_theta: Option<f64>,
     pub(super) partial_rotary_factor: Option<f64>,
@@ -51,7 +51,7 @@ impl RawRope {
     pub(super) fn choose(
         scaling: Option<Self>,
         parameters: Option<Self>,
-        beside: &Beside,
+        beside: &TopLevelFields,
     ) -> Option<Self> {
         let filled = |rope: Option<Self>| rope.filter(|rope| !rope.0.is_empty());
         match (filled(scaling), filled(parameters)) {
@@ -80,7 +80,7 @@ impl RawRope {
 
     /// Reads the fields as transformers does. A field that is not supported is an error if it
     /// changes logits, otherwise a warning.
-    pub(super) fn read(mut self, beside: &Beside) -> Result<Rope, ModelConfigError> {
+    pub(super) fn read(mut self, beside: &TopLevelFields) -> Result<Rope, ModelConfigError> {
         let theta = self
             .take("rope_theta")?
             .or(beside.rope_theta)
@@ -117,7 +117,7 @@ impl RawRope {
         })
     }
 
-    fn llama3(&mut self, beside: &Beside) -> Result<Llama3RopeScaling, ModelConfigError> {
+    fn llama3(&mut self, beside: &TopLevelFields) -> Result<Llama3RopeScaling, ModelConfigError> {
         Ok(Llama3RopeScaling {
             factor: self.need("factor", "llama3")?,
             low_freq_factor: self.need("low_freq_factor", "llama3")?,
@@ -126,7 +126,7 @@ impl RawRope {
         })
     }
 
-    fn yarn(&mut self, beside: &Beside) -> Result<YarnRopeScaling, ModelConfigError> {
+    fn yarn(&mut self, beside: &TopLevelFields) -> Result<YarnRopeScaling, ModelConfigError> {
         let original = self.original(beside)?;
         // transformers reads `null` as the ratio of the contexts, and refuses a config without the
         // field.
@@ -153,7 +153,7 @@ impl RawRope {
         })
     }
 
-    fn long_rope(&mut self, beside: &Beside) -> Result<LongRopeScaling, ModelConfigError> {
+    fn long_rope(&mut self, beside: &TopLevelFields) -> Result<LongRopeScaling, ModelConfigError> {
         Ok(LongRopeScaling {
             short_factor: self.need("short_factor", "longrope")?,
             long_factor: self.need("long_factor", "longrope")?,
@@ -165,7 +165,7 @@ impl RawRope {
 
     /// Returns the number of positions of the context before it was stretched. The field beside the
     /// scaling takes precedence over the field in the scaling.
-    fn original(&mut self, beside: &Beside) -> Result<usize, ModelConfigError> {
+    fn original(&mut self, beside: &TopLevelFields) -> Result<usize, ModelConfigError> {
         let own = self.take(ORIGINAL)?;
         match (beside.original_max_position_embeddings, own) {
             (Some(original), Some(own)) if original != own => {

@@ -147,7 +147,7 @@ impl<E: Executor> Scheduler<E> {
             prompt: prompt.to_vec(),
             read: 0,
             row,
-            left: options.max_new_tokens,
+            remaining_tokens: options.max_new_tokens,
             stop_tokens: options.stop_tokens.clone(),
             suppressed,
         });
@@ -408,11 +408,11 @@ impl<E: Executor> Scheduler<E> {
                 end: Some(Ok(StopReason::StopToken(token))),
             },
             state => {
-                sequence.left = sequence.left.saturating_sub(1);
+                sequence.remaining_tokens = sequence.remaining_tokens.saturating_sub(1);
                 if let Some(suppressed) = &mut sequence.suppressed {
                     suppressed.push(token);
                 }
-                let end = match (sequence.left, state) {
+                let end = match (sequence.remaining_tokens, state) {
                     (0, _) => Some(Ok(StopReason::MaxNewTokens)),
                     (_, SequenceStatus::WindowFull) => Some(Ok(StopReason::CacheFull)),
                     _ => None,

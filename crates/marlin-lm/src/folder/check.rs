@@ -29,8 +29,8 @@ const MOST_FAULTS: usize = 1000;
 /// template if it has one.
 ///
 /// `on_layer` is called with the name of every quantised layer that can be read. If the device has
-/// no room for the model and the files are nearly all holes ([`Checkpoint::is_hollow`]), values are
-/// not read: such files can declare tensors of any size.
+/// no room for the model and the files are nearly all holes ([`Checkpoint::is_sparse_file`]),
+/// values are not read: such files can declare tensors of any size.
 pub fn check_folder(
     dir: &Path,
     device: &Device,
@@ -65,7 +65,7 @@ pub fn check_folder(
             .is_some(),
         _ => false,
     };
-    let reads_values = fits || !checkpoint.is_hollow();
+    let reads_values = fits || !checkpoint.is_sparse_file();
     if reads_values {
         faults.keep(use_own_head(&mut config, &checkpoint));
     }

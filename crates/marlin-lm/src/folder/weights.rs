@@ -133,7 +133,7 @@ enum LayerWeight {
 
 /// The reason why layers stay separate.
 #[derive(Debug, thiserror::Error)]
-enum Apart {
+enum NotJoined {
     #[error("some are float, some quantised")]
     Mixed,
     #[error(transparent)]
@@ -278,7 +278,7 @@ impl FileWeights<'_> {
     }
 
     /// Joins weights into one weight with all outputs side by side.
-    fn join(&self, weights: &[LayerWeight]) -> Result<LayerWeight, Apart> {
+    fn join(&self, weights: &[LayerWeight]) -> Result<LayerWeight, NotJoined> {
         let (mut floats, mut plains) = (Vec::new(), Vec::new());
         for weight in weights {
             match weight {
@@ -288,7 +288,7 @@ impl FileWeights<'_> {
         }
         match (floats.is_empty(), plains.is_empty()) {
             (false, true) => Ok(LayerWeight::Float(Tensor::cat(floats, 0))),
-            (false, false) => Err(Apart::Mixed),
+            (false, false) => Err(NotJoined::Mixed),
             (true, _) => Ok(LayerWeight::Plain(self.checkpoint.join(&plains)?)),
         }
     }

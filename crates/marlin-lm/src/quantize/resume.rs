@@ -278,7 +278,7 @@ impl PartialReader<'_> {
         spec: &QuantSpec,
     ) -> Result<(PlainWeight, Option<LayerLoss>), ModelError> {
         let (checkpoint, losses) = self.block(block_of(layer).unwrap_or(0))?;
-        let weight = compressed_tensors::to_plain(checkpoint, layer, spec)?.as_found();
+        let weight = compressed_tensors::to_plain(checkpoint, layer, spec)?.detect_two_four();
         Ok((
             weight,
             losses.iter().find(|loss| loss.layer == layer).cloned(),

@@ -63,7 +63,7 @@ pub(super) fn gemv<F: Float, N: Size>(
     let weight = WeightAddresses::new::<F>(qweight, metadata, scales, zero_points, tile_n, &sizes);
     let mut loads = WeightLoads::new(config);
     if step < end {
-        loads.aim(&weight, step, &sizes, config);
+        loads.set_step(&weight, step, &sizes, config);
         #[unroll]
         for tile in 0..config.loads() {
             loads.load_tile(&weight, tile, config);
@@ -108,7 +108,7 @@ pub(super) fn gemv<F: Float, N: Size>(
         );
         square += step_square;
         raw.load(x, &residual, &norm, next, &sizes, config);
-        loads.aim(&weight, next, &sizes, config);
+        loads.set_step(&weight, next, &sizes, config);
         bar_warp_sync();
         #[unroll]
         for group in 0..config.groups_in_step() {

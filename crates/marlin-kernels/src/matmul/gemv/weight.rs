@@ -92,7 +92,7 @@ impl WeightLoads {
 
     /// Sets the step to load. If K ends in the middle of the step, the first half of the step is
     /// loaded twice, and the second copy is multiplied by zeros.
-    pub fn aim(
+    pub fn set_step(
         &mut self,
         weight: &WeightAddresses,
         step: u32,

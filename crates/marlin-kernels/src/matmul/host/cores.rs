@@ -11,7 +11,7 @@ pub fn current() -> Option<usize> {
 
 /// Moves the calling thread from core `core` to another core of its affinity mask.
 #[cfg(target_os = "linux")]
-pub fn leave(core: usize) {
+pub fn move_off(core: usize) {
     let Ok(allowed) = sched_getaffinity(None) else {
         return;
     };
@@ -30,4 +30,4 @@ pub fn current() -> Option<usize> {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub fn leave(_core: usize) {}
+pub fn move_off(_core: usize) {}

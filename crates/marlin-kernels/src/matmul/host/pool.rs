@@ -231,7 +231,7 @@ impl Shared {
     /// although another core is idle.
     fn leave_caller(&self) {
         if let Some(core) = cores::current().filter(|&core| core == self.caller.load(Relaxed)) {
-            cores::leave(core);
+            cores::move_off(core);
         }
     }
 

@@ -156,7 +156,7 @@ pub(super) fn produce(
         );
         let mut ahead = Producer::new(first, producer.start, end, sizes, config);
         let mut filled = 0u32.runtime();
-        while ahead.left > 0 && filled < comptime!(config.tile.stages as u32) {
+        while ahead.remaining_steps > 0 && filled < comptime!(config.tile.stages as u32) {
             ahead.expect_bytes(config);
             ahead.start_all(source, sizes, Operand::Weight, config);
             ahead.next(sizes, config);
@@ -168,7 +168,7 @@ pub(super) fn produce(
             producer.next(sizes, config);
             filled = opaque(filled - 1);
         }
-        while producer.left > 0 {
+        while producer.remaining_steps > 0 {
             producer.wait_empty();
             producer.expect_bytes(config);
             producer.start_all(source, sizes, Operand::Both, config);

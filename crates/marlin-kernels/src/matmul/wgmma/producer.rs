@@ -46,7 +46,7 @@ pub(super) struct Producer {
     /// The part of the tile that is not copied yet; it starts with the next step.
     part: TilePart,
     /// Steps that are not copied yet.
-    pub left: u32,
+    pub remaining_steps: u32,
     /// The tile's first chunk along N.
     chunk_n: u32,
     /// The tile's chunks along N; fewer if the tile extends beyond N.
@@ -69,7 +69,7 @@ impl Producer {
             start,
             state: first,
             part: TilePart::last(sizes, start, end),
-            left: end - start + sizes.waves * sizes.depth,
+            remaining_steps: end - start + sizes.waves * sizes.depth,
             chunk_n: 0u32.runtime(),
             chunks: 0u32.runtime(),
             row: 0u32.runtime(),
@@ -92,7 +92,7 @@ impl Producer {
     /// Advances to the next step.
     pub fn next(&mut self, sizes: &TileSizes, #[comptime] config: Config) {
         self.state.next(config);
-        self.left = opaque(self.left - 1);
+        self.remaining_steps = opaque(self.remaining_steps - 1);
         self.part.first += 1;
         if self.part.first == self.part.end {
             self.part.next(sizes, self.start, config);
@@ -110,7 +110,7 @@ impl Producer {
         sizes: &TileSizes,
         #[comptime] config: Config,
     ) {
-        if self.left > 0 {
+        if self.remaining_steps > 0 {
             let warps_n = comptime!(config.tile.warps_n as u32);
             if elect_sync() {
                 self.wait_empty();

@@ -16,7 +16,7 @@ pub(super) struct Sequence {
     /// The row of the next step; before the prompt is read, the row of its last token.
     pub(super) row: SequenceState,
     /// The number of tokens that may follow.
-    pub(super) left: usize,
+    pub(super) remaining_tokens: usize,
     pub(super) stop_tokens: Vec<u32>,
     /// The suppressed tokens, if there are any.
     pub(super) suppressed: Option<Suppressed>,
@@ -46,7 +46,7 @@ impl Sequence {
 
     /// Returns true if the next step can start before the tokens of the last step are known.
     pub(super) fn runs_ahead(&self) -> bool {
-        self.left > 1
+        self.remaining_tokens > 1
             && !self
                 .suppressed
                 .as_ref()

@@ -28,7 +28,7 @@ pub(super) struct AttentionSizes {
 
 /// The part of the problem that a block computes, and the position of the thread in the block.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct WorkTile {
     pub row: u32,
     /// The position of the row's token.
     pub position: u32,
@@ -64,13 +64,13 @@ pub(super) fn place(
     slot: u32,
     sizes: &AttentionSizes,
     #[comptime] config: AttentionConfig,
-) -> Place {
+) -> WorkTile {
     let kv_head = CUBE_POS_Y / comptime!(config.parts as u32);
     let own = comptime!(u32::from(config.pass == AttentionPass::Prompt));
     let cached = min(position, sizes.window - 1) + own;
     let after = position + own;
     let first = after - cached;
-    let mut place = Place {
+    let mut place = WorkTile {
         row,
         position,
         head: CUBE_POS_Y * comptime!(config.heads as u32),

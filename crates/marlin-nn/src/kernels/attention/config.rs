@@ -72,14 +72,14 @@ impl AttentionTarget {
 
 /// The type in which keys and values are loaded, held in registers and stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct KeyValueType {
     /// The type of one component.
     pub elem: ElemType,
     /// The number of components of a vector of [`VECTOR`] elements.
     pub size: usize,
 }
 
-impl Held {
+impl KeyValueType {
     /// Returns words of 32 bits. CUDA's compiler would unpack vectors of 16-bit elements right
     /// after the load, and so would wait for the load there.
     pub(super) fn words(dtype: ActivationDtype) -> Self {

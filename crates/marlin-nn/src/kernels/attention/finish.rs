@@ -1,7 +1,7 @@
 //! The end of the kernel: it adds the sums of the lane groups and of the splits, always in the same
 //! order, and writes the output.
 
-use super::block::{AttentionSizes, Place};
+use super::block::{AttentionSizes, WorkTile};
 use super::config::AttentionConfig;
 use super::lane_group::{
     F8, has_vector, lane_group_max, lane_group_sum, lane_vector, set_shared_vector,
@@ -19,7 +19,7 @@ pub(super) fn finish<F: Float>(
     out: &mut [F],
     partials: &mut [f32],
     arrival_counters: &mut [Atomic<u32>],
-    place: &Place,
+    place: &WorkTile,
     sizes: &AttentionSizes,
     #[comptime] config: AttentionConfig,
 ) {
@@ -114,7 +114,7 @@ fn combine<F: Float>(
     first_output: usize,
     head_group: u32,
     splits: u32,
-    place: &Place,
+    place: &WorkTile,
     #[comptime] config: AttentionConfig,
 ) {
     let mut arrived = Shared::<u32>::new();

@@ -1,6 +1,6 @@
 //! The attention kernel.
 
-use super::block::{AttentionSizes, Place, place};
+use super::block::{AttentionSizes, WorkTile, place};
 use super::config::AttentionConfig;
 use super::finish::finish;
 use super::lane_group::{F8, load};
@@ -13,8 +13,9 @@ use marlin_kernels::pdl::{launch_dependents, wait};
 
 /// Computes [`attention`](super::attention()). The buffers are those of
 /// [`AttentionArgs`](super::AttentionArgs). Keys and values are vectors of
-/// [`VECTOR`](super::shape::VECTOR) elements, stored as [`Held`](super::config::Held) defines. The
-/// grid is [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
+/// [`VECTOR`](super::shape::VECTOR) elements, stored as
+/// [`KeyValueType`](super::config::KeyValueType) defines. The grid is
+/// [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     qkv: &[F],
@@ -128,7 +129,7 @@ fn attend<F: Float, H: Numeric, W: Size>(
     value: &mut Array<Vector<H, W>>,
     staged: &Shared<[f32]>,
     sums: &mut Sums,
-    place: &Place,
+    place: &WorkTile,
     #[comptime] config: AttentionConfig,
 ) {
     // The next keys and values are loaded as soon as their registers are free. Past the end of the

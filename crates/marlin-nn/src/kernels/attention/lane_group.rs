@@ -1,6 +1,6 @@
 //! The lane group: the parts of a head that its lanes hold, and reductions over its lanes.
 
-use super::block::Place;
+use super::block::WorkTile;
 use super::config::AttentionConfig;
 use super::shape::VECTOR;
 use cubecl::prelude::*;
@@ -18,7 +18,7 @@ pub(super) fn load<H: Numeric, W: Size>(
     cache: &[Vector<H, W>],
     held: &mut Array<Vector<H, W>>,
     first: u32,
-    place: &Place,
+    place: &WorkTile,
     #[comptime] config: AttentionConfig,
 ) {
     let (vectors, count) = comptime!((config.vectors() as u32, config.lane_vectors()));
@@ -39,7 +39,7 @@ pub(super) fn load<H: Numeric, W: Size>(
 /// Returns the index of the lane's `j`th vector in a head. A lane without a `j`th vector gets the
 /// index of the last vector, and takes 0 for its part of q ([`staged_vector`]).
 #[cube]
-pub(super) fn lane_vector(j: usize, place: &Place, #[comptime] config: AttentionConfig) -> u32 {
+pub(super) fn lane_vector(j: usize, place: &WorkTile, #[comptime] config: AttentionConfig) -> u32 {
     let vector = u32::cast_from(j) * comptime!(config.lanes as u32) + place.lane;
     if comptime!(config.is_even()) {
         vector
@@ -50,7 +50,7 @@ pub(super) fn lane_vector(j: usize, place: &Place, #[comptime] config: Attention
 
 /// Returns true if the lane has a `j`th vector.
 #[cube]
-pub(super) fn has_vector(j: usize, place: &Place, #[comptime] config: AttentionConfig) -> bool {
+pub(super) fn has_vector(j: usize, place: &WorkTile, #[comptime] config: AttentionConfig) -> bool {
     u32::cast_from(j) * comptime!(config.lanes as u32) + place.lane
         < comptime!(config.vectors() as u32)
 }
@@ -118,7 +118,7 @@ pub(super) fn staged_vector(
     staged: &Shared<[f32]>,
     head: usize,
     j: usize,
-    place: &Place,
+    place: &WorkTile,
     #[comptime] config: AttentionConfig,
 ) -> F8 {
     let vector = shared_vector(
@@ -133,14 +133,15 @@ pub(super) fn staged_vector(
     }
 }
 
-/// Converts a stored vector of keys or values ([`Held`](super::config::Held)) to f32.
+/// Converts a stored vector of keys or values ([`KeyValueType`](super::config::KeyValueType)) to
+/// f32.
 #[cube]
 pub(super) fn widen<F: Float, H: Numeric, W: Size>(held: Vector<H, W>) -> F8 {
     F8::cast_from(Vector::<F, N>::reinterpret(held))
 }
 
 /// Rounds elements to the dtype of the cache and returns them as they are stored
-/// ([`Held`](super::config::Held)).
+/// ([`KeyValueType`](super::config::KeyValueType)).
 #[cube]
 pub(super) fn narrow<F: Float, H: Numeric, W: Size>(elements: F8) -> Vector<H, W> {
     Vector::<H, W>::reinterpret(Vector::<F, N>::cast_from(elements))

@@ -1,5 +1,5 @@
 use super::block::AttentionSizesLaunch;
-use super::config::{AttentionConfig, AttentionTarget, Held};
+use super::config::{AttentionConfig, AttentionTarget, KeyValueType};
 use super::kernel;
 use super::plan::AttentionPlan;
 use super::shape::{AttentionShape, VECTOR};
@@ -74,7 +74,7 @@ pub fn attention(
         [plan.splits, plan.split_len[0], plan.split_len[1]].map(|length| length as u32);
     let epsilon = shape.norm_epsilon.unwrap_or_default();
     let target = Target::of(client);
-    let held = Held::on(&target, shape.dtype);
+    let held = KeyValueType::on(&target, shape.dtype);
     let config = AttentionConfig {
         has_views: matches!(target.runtime, Runtime::Cuda | Runtime::Cpu),
         uses_pdl: pdl::is_supported(&target),

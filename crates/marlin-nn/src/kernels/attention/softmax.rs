@@ -1,6 +1,6 @@
 //! The online softmax (arXiv 1805.02867) of a lane group over its positions.
 
-use super::block::Place;
+use super::block::WorkTile;
 use super::config::AttentionConfig;
 use super::lane_group::{F8, add_dot, lane_group_sum, staged_vector, widen};
 use super::shape::AttentionPass;
@@ -29,7 +29,7 @@ pub(super) struct Sums {
 pub(super) fn start(
     sums: &mut Sums,
     staged: &Shared<[f32]>,
-    place: &Place,
+    place: &WorkTile,
     #[comptime] config: AttentionConfig,
 ) {
     let count = comptime!(config.lane_vectors());
@@ -70,7 +70,7 @@ pub(super) fn score<F: Float, H: Numeric, W: Size>(
     key: &Array<Vector<H, W>>,
     staged: &Shared<[f32]>,
     first: u32,
-    place: &Place,
+    place: &WorkTile,
     #[comptime] config: AttentionConfig,
 ) {
     let (positions, count) = comptime!((config.positions, config.lane_vectors()));

@@ -2,7 +2,7 @@
 
 use super::AttentionConfig;
 use super::block::AttentionSizesCompilationArg;
-use super::config::Held;
+use super::config::KeyValueType;
 use super::kernel::attention::Attention;
 use cubecl::CompilationError;
 use cubecl::prelude::*;
@@ -24,7 +24,7 @@ pub fn source(
     dtype: ActivationDtype,
     capability: u32,
 ) -> Result<KernelSource, CompilationError> {
-    let held = Held::words(dtype);
+    let held = KeyValueType::words(dtype);
     let norm = || optional(has_norm);
     let kernel = Attention::new(
         settings(config.threads, ExecutionMode::Unchecked),

@@ -1,7 +1,7 @@
 //! The start of the kernel: it normalises and rotates q and the token's key, stores them and the
 //! token's value in shared memory, and writes the token's key and value to the cache.
 
-use super::block::{AttentionSizes, Place};
+use super::block::{AttentionSizes, WorkTile};
 use super::config::AttentionConfig;
 use super::lane_group::{
     F8, add_dot, has_vector, lane_group_sum, lane_vector, narrow, shared_vector, vector,
@@ -13,7 +13,7 @@ use cubecl::prelude::*;
 pub(super) fn stage_queries<F: Float>(
     queries: &[F],
     staged: &mut Shared<[f32]>,
-    place: &Place,
+    place: &WorkTile,
     sizes: &AttentionSizes,
     #[comptime] config: AttentionConfig,
 ) {
@@ -39,7 +39,7 @@ pub(super) fn stage<F: Float>(
     q_norm: &ComptimeOption<&[F]>,
     k_norm: &ComptimeOption<&[F]>,
     staged: &mut Shared<[f32]>,
-    place: &Place,
+    place: &WorkTile,
     sizes: &AttentionSizes,
     #[comptime] config: AttentionConfig,
 ) {
@@ -129,7 +129,7 @@ fn partner(feature: u32, #[comptime] config: AttentionConfig) -> u32 {
 #[cube]
 fn source(
     head: u32,
-    place: &Place,
+    place: &WorkTile,
     sizes: &AttentionSizes,
     #[comptime] config: AttentionConfig,
 ) -> u32 {
@@ -146,7 +146,7 @@ fn source(
 fn norm<F: Float>(
     qkv: &[F],
     norms: &mut Shared<[f32]>,
-    place: &Place,
+    place: &WorkTile,
     sizes: &AttentionSizes,
     #[comptime] config: AttentionConfig,
 ) {
@@ -206,7 +206,7 @@ pub(super) fn write_token<F: Float, H: Numeric, W: Size>(
     keys: &mut [Vector<H, W>],
     values: &mut [Vector<H, W>],
     staged: &Shared<[f32]>,
-    place: &Place,
+    place: &WorkTile,
     #[comptime] config: AttentionConfig,
 ) {
     let vectors = comptime!(config.vectors() as u32);

@@ -12,7 +12,7 @@ pub(super) const BINS: usize = 1 << DIGIT_BITS;
 
 /// The number of values that a search stores in shared memory.
 pub(super) const FOUND: usize = 3;
-/// The number of bits of a limb of a sum, for loose compilers. The sum of 2^[`TOKEN_BITS`] limbs
+/// The number of bits of a limb of a sum, for shader compilers. The sum of 2^[`TOKEN_BITS`] limbs
 /// fits into 32 bits without a carry.
 const LIMB_BITS: u64 = 32 - TOKEN_BITS as u64;
 /// The mask of the bits of a limb.
@@ -21,7 +21,7 @@ const LIMB: u64 = (1 << LIMB_BITS) - 1;
 /// 64-bit sums by bin, and the bin in which a search ends.
 ///
 /// A sum is stored in 32-bit words, because 64-bit atomics in shared memory are slow: in two words
-/// with a carry, or, for a loose compiler ([`Floats`](super::floats::Floats)), in three words
+/// with a carry, or, for a shader compiler ([`Floats`](super::floats::Floats)), in three words
 /// without a carry. With carries, Vulkan on an H200 kept fewer tokens for top-p than the host.
 #[derive(CubeType)]
 pub(super) struct Bins {
@@ -31,7 +31,7 @@ pub(super) struct Bins {
     /// The bin, the sum of the bins before it, and the sum through it.
     found: SharedValues,
     #[cube(comptime)]
-    is_loose: bool,
+    is_shader: bool,
 }
 
 /// The bin in which a search ends, and its cumulative sums.
@@ -48,13 +48,13 @@ pub(super) struct Found {
 impl Bins {
     /// Allocates bins with undefined sums. [`clear`](Self::clear) must be called before the first
     /// use.
-    pub fn new(#[comptime] is_loose: bool) -> Self {
+    pub fn new(#[comptime] is_shader: bool) -> Self {
         Bins {
             low: Shared::<[Atomic<u32>]>::new_slice(BINS),
-            middle: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_loose { BINS } else { 1 })),
+            middle: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_shader { BINS } else { 1 })),
             high: Shared::<[Atomic<u32>]>::new_slice(BINS),
-            found: SharedValues::new(FOUND, is_loose),
-            is_loose,
+            found: SharedValues::new(FOUND, is_shader),
+            is_shader,
         }
     }
 
@@ -64,7 +64,7 @@ impl Bins {
             let bin = turn * units + UNIT_POS_X as usize;
             self.low[bin].store(0u32);
             self.high[bin].store(0u32);
-            if comptime!(self.is_loose) {
+            if comptime!(self.is_shader) {
                 self.middle[bin].store(0u32);
             }
         }
@@ -74,7 +74,7 @@ impl Bins {
     /// Adds a value to the sum of a bin.
     pub fn add(&self, bin: u64, value: u64) {
         let bin = bin as usize;
-        if comptime!(self.is_loose) {
+        if comptime!(self.is_shader) {
             self.low[bin].fetch_add(u32::cast_from(value & LIMB));
             if value > LIMB {
                 self.middle[bin].fetch_add(u32::cast_from((value >> LIMB_BITS) & LIMB));
@@ -99,7 +99,7 @@ impl Bins {
             u64::cast_from(self.low[bin].load()),
             u64::cast_from(self.high[bin].load()),
         );
-        if comptime!(self.is_loose) {
+        if comptime!(self.is_shader) {
             low + (u64::cast_from(self.middle[bin].load()) << LIMB_BITS)
                 + (high << comptime!(2 * LIMB_BITS))
         } else {

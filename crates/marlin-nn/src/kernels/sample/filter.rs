@@ -35,7 +35,7 @@ const NOWHERE: u64 = u64::MAX;
 
 /// The limits of a row's top-k, top-p and min-p.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Kept {
+pub(super) struct SamplingLimits {
     /// The number of tokens that top-k keeps; 0 for all tokens.
     pub top_k: u32,
     /// The probability that top-p keeps; 1 for all tokens.
@@ -70,9 +70,9 @@ pub(super) struct Shortlist {
 #[cube]
 impl Shortlist {
     /// Allocates a shortlist for up to `blocks` blocks.
-    pub fn new(#[comptime] blocks: usize, #[comptime] is_loose: bool) -> Self {
+    pub fn new(#[comptime] blocks: usize, #[comptime] is_shader: bool) -> Self {
         Shortlist {
-            blocks: SharedWords::new(blocks, is_loose),
+            blocks: SharedWords::new(blocks, is_shader),
             length: Shared::<[Atomic<u32>]>::new_slice(1usize),
         }
     }
@@ -228,7 +228,7 @@ fn last_within(span: u32) -> u64 {
 #[cube]
 pub(super) fn last_kept<F: Float, N: Size>(
     filter: &Filter,
-    kept: &Kept,
+    kept: &SamplingLimits,
     logits: &[Vector<F, N>],
     bitmaps: &[u32],
     records: &[u32],
@@ -237,7 +237,7 @@ pub(super) fn last_kept<F: Float, N: Size>(
     #[comptime] lanes: usize,
     #[comptime] units: usize,
 ) -> u64 {
-    let mut bins = Bins::new(filter.logits.floats.is_loose);
+    let mut bins = Bins::new(filter.logits.floats.is_shader);
     let (top_k, top_p) = (kept.top_k, kept.top_p);
     let everywhere = comptime!(NOWHERE - 1).runtime();
     let mut last = everywhere;

@@ -5,17 +5,17 @@ use cubecl::prelude::*;
 
 /// Float arithmetic in which every operation rounds as it is written.
 ///
-/// Compilers of shaders are *loose*. A loose compiler may compute a quotient with an error of two
-/// and a half units in the last place (Vulkan, "Precision and Operation of SPIR-V Instructions"),
-/// make one operation of a product and a sum, and rearrange operations: 1 - (1 - x) becomes x.
-/// CubeCL 0.11.3 cannot forbid these changes.
+/// The compiler of a shader may compute a quotient with an error of two and a half units in the
+/// last place (Vulkan, "Precision and Operation of SPIR-V Instructions"), make one operation of a
+/// product and a sum, and rearrange operations: 1 - (1 - x) becomes x. CubeCL 0.11.3 cannot forbid
+/// these changes.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Floats {
     /// The number 0, as a value that the compiler does not know.
     pub zero: u32,
-    /// True if the compiler is loose.
+    /// True if the kernel is compiled as a shader, for Vulkan, Metal or WebGPU.
     #[cube(comptime)]
-    pub is_loose: bool,
+    pub is_shader: bool,
 }
 
 #[cube]
@@ -23,17 +23,17 @@ impl Floats {
     /// Returns `value` unchanged. The compiler does not combine operations on the result with
     /// operations that compute `value`.
     pub fn rounded(&self, value: f32) -> f32 {
-        if comptime!(self.is_loose) {
+        if comptime!(self.is_shader) {
             f32::reinterpret(u32::reinterpret(value) ^ self.zero)
         } else {
             value
         }
     }
 
-    /// Returns `a / b`, rounded to the nearest. With a loose compiler, quotients below the normal
+    /// Returns `a / b`, rounded to the nearest. With a shader compiler, quotients below the normal
     /// numbers are 0. `b` must be a normal number.
     pub fn divide(&self, a: f32, b: f32) -> f32 {
-        if comptime!(self.is_loose) {
+        if comptime!(self.is_shader) {
             quotient(a, b)
         } else {
             a / b
@@ -83,32 +83,32 @@ fn quotient(a: f32, b: f32) -> f32 {
 /// Words in shared memory that the units of a cube exchange.
 ///
 /// CubeCL 0.11.3 does not tell compilers of SPIR-V that other units see a plain store to shared
-/// memory (`NonPrivatePointer` of the Vulkan memory model), so a loose compiler may keep a value in
-/// a register across barriers. Other units see atomic stores.
+/// memory (`NonPrivatePointer` of the Vulkan memory model), so a shader compiler may keep a value
+/// in a register across barriers. Other units see atomic stores.
 #[derive(CubeType)]
 pub(super) struct SharedWords {
     plain: Shared<[u32]>,
     atomic: Shared<[Atomic<u32>]>,
     #[cube(comptime)]
-    is_loose: bool,
+    is_shader: bool,
 }
 
 #[cube]
 impl SharedWords {
-    pub fn new(#[comptime] length: usize, #[comptime] is_loose: bool) -> Self {
+    pub fn new(#[comptime] length: usize, #[comptime] is_shader: bool) -> Self {
         SharedWords {
-            plain: Shared::<[u32]>::new_slice(comptime!(if is_loose { 1 } else { length })),
-            atomic: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_loose {
+            plain: Shared::<[u32]>::new_slice(comptime!(if is_shader { 1 } else { length })),
+            atomic: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_shader {
                 length
             } else {
                 1
             })),
-            is_loose,
+            is_shader,
         }
     }
 
     pub fn get(&self, index: usize) -> u32 {
-        if comptime!(self.is_loose) {
+        if comptime!(self.is_shader) {
             self.atomic[index].load()
         } else {
             self.plain[index]
@@ -116,7 +116,7 @@ impl SharedWords {
     }
 
     pub fn set(&mut self, index: usize, value: u32) {
-        if comptime!(self.is_loose) {
+        if comptime!(self.is_shader) {
             self.atomic[index].store(value);
         } else {
             self.plain[index] = value;
@@ -131,25 +131,25 @@ pub(super) struct SharedValues {
     /// The low and the high word of each value, [length, 2].
     halves: Shared<[Atomic<u32>]>,
     #[cube(comptime)]
-    is_loose: bool,
+    is_shader: bool,
 }
 
 #[cube]
 impl SharedValues {
-    pub fn new(#[comptime] length: usize, #[comptime] is_loose: bool) -> Self {
+    pub fn new(#[comptime] length: usize, #[comptime] is_shader: bool) -> Self {
         SharedValues {
-            plain: Shared::<[u64]>::new_slice(comptime!(if is_loose { 1 } else { length })),
-            halves: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_loose {
+            plain: Shared::<[u64]>::new_slice(comptime!(if is_shader { 1 } else { length })),
+            halves: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_shader {
                 2 * length
             } else {
                 1
             })),
-            is_loose,
+            is_shader,
         }
     }
 
     pub fn get(&self, index: usize) -> u64 {
-        if comptime!(self.is_loose) {
+        if comptime!(self.is_shader) {
             (u64::cast_from(self.halves[2 * index + 1].load()) << 32)
                 | u64::cast_from(self.halves[2 * index].load())
         } else {
@@ -158,7 +158,7 @@ impl SharedValues {
     }
 
     pub fn set(&mut self, index: usize, value: u64) {
-        if comptime!(self.is_loose) {
+        if comptime!(self.is_shader) {
             self.halves[2 * index].store(u32::cast_from(value));
             self.halves[2 * index + 1].store(u32::cast_from(value >> 32));
         } else {

@@ -1,4 +1,4 @@
-use super::filter::{Filter, Kept, Shortlist, last_kept};
+use super::filter::{Filter, SamplingLimits, Shortlist, last_kept};
 use super::floats::{Floats, SharedValues};
 use super::logits::Logits;
 use super::noise::{gumbel, key, philox};
@@ -27,7 +27,7 @@ struct Options {
     position: i32,
     seed: u32,
     temperature: f32,
-    kept: Kept,
+    kept: SamplingLimits,
     logits: Logits,
     /// True if the most likely token is chosen.
     greedy: bool,
@@ -36,7 +36,7 @@ struct Options {
 }
 
 #[cube]
-fn options(state: &[i32], row: u32, sizes: &SampleSizes, #[comptime] is_loose: bool) -> Options {
+fn options(state: &[i32], row: u32, sizes: &SampleSizes, #[comptime] is_shader: bool) -> Options {
     let words = row as usize * comptime!(SequenceState::WORDS);
     let top_k = u32::reinterpret(state[words + comptime!(SequenceState::TOP_K)]);
     let temperature = f32::reinterpret(state[words + comptime!(SequenceState::TEMPERATURE)]);
@@ -50,7 +50,7 @@ fn options(state: &[i32], row: u32, sizes: &SampleSizes, #[comptime] is_loose: b
         position: state[words + comptime!(SequenceState::POSITION)],
         seed: u32::reinterpret(state[words + comptime!(SequenceState::SEED)]),
         temperature,
-        kept: Kept {
+        kept: SamplingLimits {
             top_k,
             top_p,
             min_p,
@@ -65,7 +65,7 @@ fn options(state: &[i32], row: u32, sizes: &SampleSizes, #[comptime] is_loose: b
             // The shift gives 0, because a vocabulary has far fewer than 2^31 tokens.
             floats: Floats {
                 zero: sizes.vocab >> 31,
-                is_loose,
+                is_shader,
             },
         },
         greedy,
@@ -88,19 +88,19 @@ pub(super) fn score<F: Float, N: Size>(
     sizes: SampleSizes,
     #[comptime] lanes: usize,
     #[comptime] units: usize,
-    #[comptime] is_loose: bool,
+    #[comptime] is_shader: bool,
     #[comptime] uses_pdl: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     launch_dependents_and_wait(uses_pdl);
     let row = CUBE_POS_X / sizes.chunks;
     let chunk = CUBE_POS_X % sizes.chunks;
-    let options = options(state, row, &sizes, is_loose);
+    let options = options(state, row, &sizes, is_shader);
     if options.position < 0 {
         terminate!();
     }
     let fours = comptime!(CHUNK / 4);
-    let mut best = SharedValues::new(fours, is_loose);
+    let mut best = SharedValues::new(fours, is_shader);
     // On the CPU, cubes share this memory, and a unit starts the next cube while other units still
     // process the previous cube.
     sync_cube();
@@ -163,18 +163,18 @@ pub(super) fn choose<F: Float, N: Size>(
     #[comptime] lanes: usize,
     #[comptime] units: usize,
     #[comptime] blocks: usize,
-    #[comptime] is_loose: bool,
+    #[comptime] is_shader: bool,
     #[comptime] uses_pdl: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     launch_dependents_and_wait(uses_pdl);
     let row = CUBE_POS_X;
-    let options = options(&*state, row, &sizes, is_loose);
+    let options = options(&*state, row, &sizes, is_shader);
     if options.position < 0 {
         terminate!();
     }
     let token_bitmap = options.logits.token_bitmap;
-    let mut sums = SharedValues::new(comptime!(2 * units), is_loose);
+    let mut sums = SharedValues::new(comptime!(2 * units), is_shader);
     // On the CPU, cubes share this memory, as in `score`.
     sync_cube();
 
@@ -198,7 +198,7 @@ pub(super) fn choose<F: Float, N: Size>(
             record: row * sizes.chunks,
             blocks: sizes.chunks * comptime!(CHUNK_BLOCKS as u32),
         };
-        let mut shortlist = Shortlist::new(blocks, is_loose);
+        let mut shortlist = Shortlist::new(blocks, is_shader);
         let last = last_kept::<F, N>(
             &filter,
             &options.kept,

@@ -120,7 +120,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
     let lanes = if vocab.is_multiple_of(4) { 4 } else { 1 };
     let [score_units, choose_units] = [SCORE_UNITS, CHOOSE_UNITS].map(|most| units(client, most));
     let target = Target::of(client);
-    let is_loose = !matches!(target.runtime, Runtime::Cuda | Runtime::Cpu);
+    let is_shader = !matches!(target.runtime, Runtime::Cuda | Runtime::Cpu);
     let [logits, logits_again] = twice("logits", shape, args.logits)?;
     let [state, state_again] = twice("state", shape, args.state)?;
     let [bitmaps, bitmaps_again] = twice("bitmaps of tokens", shape, args.bitmaps)?;
@@ -138,7 +138,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         sizes(),
         lanes,
         score_units as usize,
-        is_loose,
+        is_shader,
         uses_pdl,
         dtype.elem(),
     );
@@ -156,7 +156,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         lanes,
         choose_units as usize,
         blocks,
-        is_loose,
+        is_shader,
         uses_pdl,
         dtype.elem(),
     );

@@ -22,7 +22,7 @@ pub(super) enum Kind {
 
 /// A parameter of a model.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct ModelParameter {
     /// The path of the parameter, such as `layers.0.attention.query.weight`, with the variants of
     /// enums.
     pub path: String,
@@ -44,7 +44,7 @@ pub(super) struct Place {
     pub device: Device,
 }
 
-impl Place {
+impl ModelParameter {
     /// Returns the shape of the parameter in a file.
     pub fn file_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
@@ -56,19 +56,21 @@ impl Place {
 }
 
 /// Returns every parameter of a model, in the model's order. Lazy parameters stay lazy.
-pub(super) fn places<M: Module>(model: &M) -> Vec<Place> {
+pub(super) fn parameters<M: Module>(model: &M) -> Vec<ModelParameter> {
     let mut visitor = Visitor::default();
     model.visit(&mut visitor);
-    let mut places = visitor.places;
+    let mut parameters = visitor.parameters;
     // Parameters under quantised weights are excluded: they are placeholders.
-    let linear = places
+    let linear = parameters
         .iter_mut()
-        .filter(|place| place.linear && !place.reparameterized);
+        .filter(|parameter| parameter.linear && !parameter.reparameterized);
     model.visit(&mut Layouts {
         path: Vec::new(),
-        linear: linear.map(|place| (place.path.clone(), place)).collect(),
+        linear: linear
+            .map(|parameter| (parameter.path.clone(), parameter))
+            .collect(),
     });
-    places
+    parameters
 }
 
 /// Applies every pattern of a key map to `name`, as Burn's stores do.
@@ -122,7 +124,7 @@ pub(super) fn file_dtype(dtype: DType) -> Option<Dtype> {
 struct Visitor {
     /// Every module entered, the outermost first.
     stack: Vec<Entered>,
-    places: Vec<Place>,
+    parameters: Vec<ModelParameter>,
     /// The number of reparameterisations entered. Tensors inside a reparameterisation are not
     /// parameters of the model.
     inside: usize,
@@ -155,7 +157,7 @@ impl Visitor {
             pytorch_name(&self.stack),
             param.lazy_shape().to_vec(),
         );
-        self.places.push(Place {
+        self.parameters.push(ModelParameter {
             path,
             name,
             kind,
@@ -173,7 +175,7 @@ impl Visitor {
         let depth = self.stack.len().saturating_sub(1);
         self.weight = Some(depth);
         let stack = &self.stack[..depth];
-        self.places.push(Place {
+        self.parameters.push(ModelParameter {
             path: path(stack),
             name: pytorch_name(stack),
             kind: Kind::Quantized,
@@ -193,8 +195,12 @@ impl ModuleVisitor for Visitor {
         if container == REPARAMETERIZATION {
             self.inside += 1;
             let path = path(&self.stack);
-            if let Some(place) = self.places.last_mut().filter(|place| place.path == path) {
-                place.reparameterized = true;
+            if let Some(parameter) = self
+                .parameters
+                .last_mut()
+                .filter(|parameter| parameter.path == path)
+            {
+                parameter.reparameterized = true;
             }
         }
         self.stack.push(Entered::new(name, container));
@@ -219,9 +225,9 @@ impl ModuleVisitor for Visitor {
             && self.inside == 0
             && self.weight.is_none()
             && is_linear_weight(&self.stack)
-            && let Some(place) = self.places.last_mut()
+            && let Some(parameter) = self.parameters.last_mut()
         {
-            place.linear = true;
+            parameter.linear = true;
         }
     }
 
@@ -243,7 +249,7 @@ impl ModuleVisitor for Visitor {
 struct Layouts<'a> {
     path: Vec<String>,
     /// The weights of linear layers, by path.
-    linear: HashMap<String, &'a mut Place>,
+    linear: HashMap<String, &'a mut ModelParameter>,
 }
 
 impl ModuleVisitor for Layouts<'_> {
@@ -256,15 +262,16 @@ impl ModuleVisitor for Layouts<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(place) = self.linear.get_mut(&self.path.join(".")) else {
+        let Some(parameter) = self.linear.get_mut(&self.path.join(".")) else {
             return;
         };
         let mut shape = [1; D];
         shape[D - 1] = 2;
-        let recorded = Tensor::zeros(shape, &place.device);
-        place.column_layout = param.clone().transform_for_load(recorded, param.id).dims() != shape;
-        if place.column_layout && !param.is_initialized() {
-            place.shape.reverse();
+        let recorded = Tensor::zeros(shape, &parameter.device);
+        parameter.column_layout =
+            param.clone().transform_for_load(recorded, param.id).dims() != shape;
+        if parameter.column_layout && !param.is_initialized() {
+            parameter.shape.reverse();
         }
     }
 }
