@@ -13,7 +13,7 @@ from axes import Axes, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 INT4, SPARSE, F16, FLOOR = "#1d4ed8", "#0f766e", "#c2410c", "#777"
 SHAPE = "7b.qkv"
 X_TICKS = [1, 4, 16, 64, 256, 1024, 4096]
-Y_TICKS = [4, 10, 20, 50, 100, 200, 500]
+Y_TICKS = [4, 10, 20, 50, 100, 200, 500, 1000]
 BAR, GAP = 26, 10
 
 

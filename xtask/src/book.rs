@@ -1,14 +1,17 @@
 //! Builds the book with mdBook, which is installed in `target` if the pinned version is missing
 //! there.
 
+use crate::benchmarks;
 use crate::process::{Error, cargo, root, run, target};
 use std::path::PathBuf;
 use std::process::Command;
 
 const VERSION: &str = "0.5.4";
 
-/// Builds the book into `target/book`.
-pub fn build() -> Result<(), Error> {
+/// Builds the book into `target/book`. The tables of benchmarks are checked against the records, or
+/// written anew if `update` is true.
+pub fn build(update: bool) -> Result<(), Error> {
+    benchmarks::tables(update)?;
     let mut command = Command::new(mdbook()?);
     run(command
         .arg("build")

@@ -1,6 +1,7 @@
 //! `cargo xtask`: set-up, demo, tests, benches and book of this repository.
 
 mod bench;
+mod benchmarks;
 mod book;
 mod demo;
 mod gpu;
@@ -49,8 +50,12 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
-    /// Build the book into `target/book`.
-    Book,
+    /// Build the book into `target/book`, and check the tables of benchmarks against the records.
+    Book {
+        /// Write the tables of benchmarks anew from `benches/records`.
+        #[arg(long)]
+        update: bool,
+    },
     /// Time the kernels on this machine's NVIDIA card, or with `cargo xtask bench host` on its
     /// cores; `--help` after either command lists the options.
     Bench {
@@ -84,7 +89,7 @@ fn main() -> ExitCode {
             _ => Proof::Everything,
         }),
         Command::Bench { args } => bench::run_bench(&args),
-        Command::Book => book::build(),
+        Command::Book { update } => book::build(update),
         Command::PackGpu { out } => gpu::pack(&out),
         Command::RecordGpu { output } => gpu::record(&output),
     };

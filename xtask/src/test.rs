@@ -21,7 +21,7 @@ pub fn run_all() -> Result<(), Error> {
     step("doc tests", || {
         run(&mut cargo(["test", "--workspace", "--doc"]))
     })?;
-    step("book", book::build)?;
+    step("book", || book::build(false))?;
     gpu::print_last_runs();
     Ok(())
 }

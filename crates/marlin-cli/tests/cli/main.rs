@@ -13,3 +13,5 @@ mod quantize_refused;
 mod strangers;
 mod support;
 mod text;
+#[cfg(unix)]
+mod tutorials;

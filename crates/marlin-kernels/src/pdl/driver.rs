@@ -4,7 +4,7 @@
 //! The stream is accessed through types that CubeCL 0.11.3 makes public but does not document as
 //! stable: [`DeviceHandle`] runs a closure on CubeCL's device thread, in order with its launches,
 //! and [`WriteScoped`] gives access to that thread's streams. `Cargo.toml` therefore requires
-//! exactly this version, and the device test `overlap` fails if the access no longer works.
+//! exactly this version, and the device test `pdl` fails if the access no longer works.
 
 use cubecl::client::Client;
 use cubecl_common::device_handle::DeviceHandle;

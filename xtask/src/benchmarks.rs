@@ -1,0 +1,190 @@
+//! The tables of the book's page of benchmarks, made from the records in `benches/records`.
+
+use crate::process::{Error, root};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::fmt::Write;
+use std::fs;
+
+const PAGE: &str = "book/src/benchmarks.md";
+/// The end of a table in the page; `<!-- table: NAME -->` is its beginning.
+const END: &str = "<!-- end -->";
+/// The layers of the tables of matmuls, with the names of their shapes in records.
+const LAYERS: [(&str, &str); 5] = [
+    ("Llama 2 7B, qkv", "7b.qkv"),
+    ("Llama 2 7B, o", "7b.o"),
+    ("Llama 2 7B, down", "7b.down"),
+    ("Llama 3 8B, gate and up", "8b.gate_up"),
+    ("Llama 2 70B, gate and up", "70b.gate_up"),
+];
+/// The numbers of rows of activations of the tables of matmuls.
+const ROWS: [usize; 5] = [1, 8, 16, 64, 1024];
+const BATCHES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+
+#[derive(Deserialize)]
+struct Record<Row> {
+    rows: Vec<Row>,
+}
+
+/// A row of a record of `cargo xtask bench kernels`.
+#[derive(Deserialize)]
+struct Matmul {
+    shape: String,
+    k: usize,
+    n: usize,
+    m: usize,
+    us: f64,
+    floor_us: f64,
+}
+
+/// A row of a record of `cargo xtask bench decode`.
+#[derive(Deserialize)]
+struct Decode {
+    weights: String,
+    batch: usize,
+    tokens_per_second: f64,
+}
+
+/// A row of a record of `cargo xtask bench prompts`.
+#[derive(Deserialize)]
+struct Prompts {
+    prompts: usize,
+    tokens: usize,
+    ttft_ms: f64,
+}
+
+/// Writes the tables of the page anew if `update` is true; otherwise checks that they are those of
+/// the records.
+///
+/// # Errors
+/// [`Error::Needs`] names the first table that differs from the records.
+pub fn tables(update: bool) -> Result<(), Error> {
+    let path = root().join(PAGE);
+    let page = fs::read_to_string(&path).map_err(Error::file(&path))?;
+    let (mut written, mut rest) = (String::new(), page.as_str());
+    while let Some((before, after)) = rest.split_once("<!-- table: ") {
+        let parts = after
+            .split_once(" -->\n")
+            .and_then(|(name, after)| Some((name, after.split_once(END)?)));
+        let Some((name, (found, after))) = parts else {
+            return Err(Error::Needs(format!("{PAGE}: a table without `{END}`")));
+        };
+        let expected = format!("\n{}\n", table(name)?);
+        if !update && found != expected {
+            return Err(Error::Needs(format!(
+                "{PAGE}: the table `{name}` is not that of the records; `cargo xtask book --update` writes it anew"
+            )));
+        }
+        let _ = write!(written, "{before}<!-- table: {name} -->\n{expected}{END}");
+        rest = after;
+    }
+    written += rest;
+    if update && written != page {
+        fs::write(&path, written).map_err(Error::file(&path))?;
+    }
+    Ok(())
+}
+
+fn table(name: &str) -> Result<String, Error> {
+    match name {
+        "matmul" => matmuls("h200", "h200-24"),
+        "matmul-int8" => matmuls("h200-int8", "h200-int8-24"),
+        "prompts" => prompts(),
+        "decode" => decode(),
+        _ => Err(Error::Needs(format!("{PAGE}: no table is named `{name}`"))),
+    }
+}
+
+fn read(file: &str) -> Result<String, Error> {
+    let path = root().join("benches/records").join(file);
+    fs::read_to_string(&path).map_err(Error::file(&path))
+}
+
+fn record<Row: DeserializeOwned>(name: &str) -> Result<Vec<Row>, Error> {
+    let file = format!("{name}.json");
+    let record: Record<Row> = serde_json::from_str(&read(&file)?)
+        .map_err(|error| Error::Needs(format!("benches/records/{file}: {error}")))?;
+    Ok(record.rows)
+}
+
+/// The times of the layers' matmuls, dense and 2:4, in microseconds.
+fn matmuls(dense: &str, sparse: &str) -> Result<String, Error> {
+    let mut lines = vec![
+        "| layer | K x N | floor, M = 1 | M = 1 | M = 8 | M = 16 | M = 64 | M = 1024 |".to_owned(),
+        "|---|---|---:|---:|---:|---:|---:|---:|".to_owned(),
+    ];
+    let (dense, sparse) = (record::<Matmul>(dense)?, record::<Matmul>(sparse)?);
+    for (layer, shape) in LAYERS {
+        for (rows, label) in [(&dense, layer), (&sparse, "the same, 2:4")] {
+            let of_m = |m| rows.iter().find(|row| row.shape == shape && row.m == m);
+            let Some(first) = of_m(1) else { continue };
+            let mut line = format!(
+                "| {label} | {} x {} | {:.1}",
+                first.k, first.n, first.floor_us
+            );
+            for m in ROWS {
+                let time = of_m(m).map_or(String::new(), |row| format!("{:.1}", row.us));
+                let _ = write!(line, " | {time}");
+            }
+            lines.push(line + " |");
+        }
+    }
+    Ok(lines.join("\n"))
+}
+
+/// The times to the first token of Llama 2 7B's shape, in milliseconds.
+fn prompts() -> Result<String, Error> {
+    let mut lines = vec![
+        "| prompts | tokens of each | ms to the first token of the last |".to_owned(),
+        "|---:|---:|---:|".to_owned(),
+    ];
+    for row in record::<Prompts>("prompts-h200")? {
+        lines.push(format!(
+            "| {} | {} | {:.1} |",
+            row.prompts, row.tokens, row.ttft_ms
+        ));
+    }
+    Ok(lines.join("\n"))
+}
+
+/// The tokens per second of decode, of all sequences together: int4 from one run of all models, f16
+/// from the records of each.
+fn decode() -> Result<String, Error> {
+    let log = read("decode-models-h200.log")?;
+    let int4 = |model: &str, batch: usize| {
+        log.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let is_row = fields.first() == Some(&model)
+                && fields.get(1) == Some(&"w4a16")
+                && fields.get(2)? == &batch.to_string();
+            is_row.then(|| fields.get(7)?.parse::<f64>().ok())?
+        })
+    };
+    let header = BATCHES.map(|batch| batch.to_string()).join(" | ");
+    let mut lines = vec![
+        format!("| sequences | {header} |"),
+        format!("|---|{}", "---:|".repeat(BATCHES.len())),
+    ];
+    for (title, model, has_f16) in [
+        ("Llama 2 7B", "llama-2-7b", true),
+        ("Llama 3 8B", "llama-3-8b", true),
+        ("Llama 2 70B", "llama-2-70b", false),
+    ] {
+        let line = |weights: &str, found: [Option<f64>; BATCHES.len()]| {
+            let figures = found.map(|tokens| tokens.map_or(String::new(), |t| format!("{t:.0}")));
+            format!("| {title}, {weights} | {} |", figures.join(" | "))
+        };
+        lines.push(line("int4", BATCHES.map(|batch| int4(model, batch))));
+        if has_f16 {
+            let rows = record::<Decode>(&format!("decode-{model}-h200"))?;
+            let best = |batch: usize| {
+                rows.iter()
+                    .filter(|row| row.weights == "f16" && row.batch == batch)
+                    .map(|row| row.tokens_per_second)
+                    .reduce(f64::max)
+            };
+            lines.push(line("f16", BATCHES.map(best)));
+        }
+    }
+    Ok(lines.join("\n"))
+}
