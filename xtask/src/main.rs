@@ -105,3 +105,40 @@ fn main() -> ExitCode {
 fn report(error: &Error) {
     eprintln!("error: {error}");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Cli;
+    use clap::Parser;
+
+    #[test]
+    fn workflows_run_commands_that_exist() {
+        let folder = crate::process::root().join(".github/workflows");
+        let mut names = Vec::new();
+        for entry in folder.read_dir().unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            for (_, rest) in text
+                .lines()
+                .filter_map(|line| line.split_once("run: cargo xtask "))
+            {
+                match rest.strip_prefix("${{ matrix.task }}") {
+                    // The list of the matrix.
+                    Some(_) => {
+                        let (_, list) = text.split_once("task: [").unwrap();
+                        let (list, _) = list.split_once(']').unwrap();
+                        names.extend(list.split(", ").map(String::from));
+                    }
+                    None => names.push(rest.to_owned()),
+                }
+            }
+        }
+        for name in &names {
+            let words = ["xtask"].into_iter().chain(name.split(' '));
+            Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+        for name in ["setup", "check", "test", "slow", "book"] {
+            assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
+        }
+    }
+}

@@ -17,6 +17,10 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(name = "burn-marlin", version)]
 pub struct Cli {
+    /// Report no progress. Without it, progress goes to standard error: a bar if that is a
+    /// terminal, lines if it is not.
+    #[arg(long, global = true)]
+    pub quiet: bool,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -42,6 +46,9 @@ pub enum Command {
     Logits(LogitsArgs),
     /// List the kernel that runs each layer, and the reason for the choice.
     Kernels(KernelsArgs),
+    /// Check this machine and, if one is given, a checkpoint: versions, devices, drivers, NVRTC
+    /// and caches, and the command that installs what is missing.
+    Doctor(DoctorArgs),
 }
 
 /// A checkpoint and the device that it runs on.
@@ -320,6 +327,20 @@ pub struct KernelsArgs {
     #[arg(long)]
     pub all: bool,
     /// Print JSON, always with every layer.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Hugging Face folder to check as well: config, tokenizer, chat template, and the shape and
+    /// data of every tensor.
+    pub dir: Option<PathBuf>,
+    /// Device that the folder must fit on; by default the first of cuda, vulkan and flex that is
+    /// present and has no error.
+    #[arg(long, requires = "dir")]
+    pub device: Option<DeviceName>,
+    /// Print JSON.
     #[arg(long)]
     pub json: bool,
 }

@@ -19,7 +19,11 @@ pub enum DeviceName {
 }
 
 impl DeviceName {
-    fn as_str(self) -> &'static str {
+    /// The devices that commands run on by default: the first that is present.
+    pub const DEFAULTS: [Self; 3] = [Self::Cuda, Self::Vulkan, Self::Flex];
+
+    /// Returns the name on the command line.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Cuda => "cuda",
             Self::Vulkan => "vulkan",
@@ -29,7 +33,7 @@ impl DeviceName {
     }
 
     /// Returns the device, if this build supports it and this machine has it.
-    fn find(self) -> Option<Device> {
+    pub fn find(self) -> Option<Device> {
         let filter = match self {
             #[cfg(feature = "cuda")]
             Self::Cuda => DeviceType::Cuda,
@@ -55,11 +59,8 @@ pub fn open(name: Option<DeviceName>) -> Result<Device, CliError> {
         kernel_cache::enable();
     }
     match name {
-        Some(name) => name.find().ok_or_else(|| CliError::Device {
-            name: name.as_str(),
-            reason: "no such device is present".into(),
-        }),
-        None => [DeviceName::Cuda, DeviceName::Vulkan, DeviceName::Flex]
+        Some(name) => name.find().ok_or_else(|| CliError::no_device(name)),
+        None => DeviceName::DEFAULTS
             .into_iter()
             .find_map(DeviceName::find)
             .ok_or_else(|| CliError::Device {

@@ -1,5 +1,6 @@
 //! The errors of a command.
 
+use crate::device::DeviceName;
 use std::path::PathBuf;
 
 /// An error that ends the program. Its message is all that the user sees.
@@ -15,6 +16,8 @@ pub enum CliError {
     Checkpoint(#[from] marlin_format::checkpoint::CheckpointError),
     #[error("{dir}: {count} {}; `generate` does not take the folder as it is", if *count == 1 { "fault" } else { "faults" }, dir = dir.display())]
     Faults { dir: PathBuf, count: usize },
+    #[error("{count} {}", if *count == 1 { "check failed" } else { "checks failed" })]
+    Checks { count: usize },
     #[error("cannot read {path}", path = path.display())]
     File {
         path: PathBuf,
@@ -58,4 +61,14 @@ pub enum CliError {
     Output(#[from] std::io::Error),
     #[error("the output is no JSON")]
     Json(#[from] serde_json::Error),
+}
+
+impl CliError {
+    /// Returns the error of a device that this machine or this build does not have.
+    pub fn no_device(name: DeviceName) -> Self {
+        Self::Device {
+            name: name.as_str(),
+            reason: "no such device is present; `burn-marlin doctor` says what is missing".into(),
+        }
+    }
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// The environment variable that names another cache folder, or is `off`.
-const VARIABLE: &str = "BURN_MARLIN_CACHE";
+pub const VARIABLE: &str = "BURN_MARLIN_CACHE";
 /// The bytes that must be free for a new environment: a model's kernels take about 10 MB.
 const ROOM: usize = 32 << 20;
 /// The time without a new kernel after which an environment, of an earlier driver or version, is
@@ -73,10 +73,48 @@ fn configure() {
     IS_EMPTY.store(is_new, Ordering::Relaxed);
 }
 
+/// The state of the cache.
+pub enum State {
+    /// The environment variable switches it off.
+    Off,
+    /// The user has no cache folder.
+    NoFolder,
+    /// The program was linked without a build ID.
+    NoBuildId,
+    /// The folder cannot be written, or its disk has no space.
+    Unwritable { folder: PathBuf, error: io::Error },
+    /// Kernels are kept.
+    Writable { folder: PathBuf },
+}
+
+/// Returns the state of the cache, without switching it on. Creates its folder, as [`enable`]
+/// does.
+pub fn state() -> State {
+    let Some(folder) = folder() else {
+        return if is_off() {
+            State::Off
+        } else {
+            State::NoFolder
+        };
+    };
+    if buildid::build_id().is_none() {
+        return State::NoBuildId;
+    }
+    match fs::create_dir_all(&folder).and_then(|()| probe(&folder, ROOM)) {
+        Ok(()) => State::Writable { folder },
+        Err(error) => State::Unwritable { folder, error },
+    }
+}
+
+/// Returns true if the environment variable switches the cache off.
+fn is_off() -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|value| value == "off")
+}
+
 /// Returns the folder of the cache, or `None` if the cache is off or the user has no cache folder.
 fn folder() -> Option<PathBuf> {
     match std::env::var_os(VARIABLE) {
-        Some(value) if value == "off" => None,
+        Some(_) if is_off() => None,
         Some(value) => Some(value.into()),
         None => Some(
             etcetera::choose_base_strategy()
@@ -103,11 +141,7 @@ fn environment(versions: &[String]) -> String {
 fn prepare(folder: &Path, name: &str) -> io::Result<bool> {
     fs::create_dir_all(folder)?;
     let is_new = !folder.join(format!("{name}.db")).exists();
-    let probe = folder.join(format!("probe-{}", std::process::id()));
-    let written = File::create(&probe)
-        .and_then(|mut file| file.write_all(&vec![0; if is_new { ROOM } else { ROOM / 32 }]));
-    let removed = fs::remove_file(&probe);
-    written.and(removed)?;
+    probe(folder, if is_new { ROOM } else { ROOM / 32 })?;
     if is_new {
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
@@ -132,6 +166,14 @@ fn prepare(folder: &Path, name: &str) -> io::Result<bool> {
         }
     }
     Ok(is_new)
+}
+
+/// Writes a file of this many bytes to a folder, and removes it.
+fn probe(folder: &Path, bytes: usize) -> io::Result<()> {
+    let probe = folder.join(format!("probe-{}", std::process::id()));
+    let written = File::create(&probe).and_then(|mut file| file.write_all(&vec![0; bytes]));
+    let removed = fs::remove_file(&probe);
+    written.and(removed)
 }
 
 /// Returns the versions of the driver and NVRTC, and the cards (`8xNVIDIA H200`); empty without

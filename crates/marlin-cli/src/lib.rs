@@ -11,6 +11,7 @@ mod error;
 mod kernel_cache;
 mod output;
 mod plot;
+mod progress;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -35,6 +36,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .init();
+    progress::set_quiet(cli.quiet);
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader has closed the pipe, as in `burn-marlin inspect model | head`.
@@ -57,5 +59,6 @@ fn run(cli: &Cli) -> Result<(), CliError> {
         Command::Evaluate(args) => commands::evaluate::run(args),
         Command::Logits(args) => commands::logits::run(args),
         Command::Kernels(args) => commands::kernels::run(args),
+        Command::Doctor(args) => commands::doctor::run(args),
     }
 }

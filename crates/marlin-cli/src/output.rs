@@ -1,6 +1,5 @@
-//! Tables, sizes and progress bars.
+//! Tables, sizes and messages.
 
-use indicatif::{ProgressBar, ProgressStyle};
 use marlin_format::{fold_layers, with_causes, without_control};
 use serde::Serialize;
 use std::io::{self, Write};
@@ -101,30 +100,6 @@ pub fn size_unit(bytes: usize) -> (f64, &'static str) {
         10_000_000..10_000_000_000 => (1e6, "MB"),
         _ => (1e9, "GB"),
     }
-}
-
-/// Creates a progress bar of `total` steps on standard error; hidden if standard error is not a
-/// terminal.
-pub fn progress(total: u64) -> ProgressBar {
-    let bar = ProgressBar::new(total);
-    // The template is a constant, and a bar without it is still a bar.
-    if let Ok(style) =
-        ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed}, {eta} left {msg}")
-    {
-        bar.set_style(style);
-    }
-    bar
-}
-
-/// Creates a progress bar of bytes, which shows their rate.
-pub fn progress_of_bytes(total: usize) -> ProgressBar {
-    let bar = ProgressBar::new(total as u64);
-    if let Ok(style) = ProgressStyle::with_template(
-        "{wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {msg}",
-    ) {
-        bar.set_style(style);
-    }
-    bar
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@ use crate::args::EvaluateArgs;
 use crate::error::CliError;
 use crate::output;
 use crate::plot::{Plot, Point};
+use crate::progress::Progress;
 use marlin_format::checkpoint::Checkpoint;
 use marlin_lm::{Evaluation, Evaluations, Mean, evaluate};
 use serde_json::{Value, json};
@@ -26,13 +27,12 @@ pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         .chain(&others)
         .map(|llama| &*llama.model)
         .collect();
-    let bar = output::progress(0);
+    let mut progress = Progress::of_windows();
     let texts: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
     let found = evaluate(&models, &texts, args.windows.window, |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
+        progress.set(done, total, "");
     })?;
-    bar.finish_and_clear();
+    progress.finish();
     let dirs = [args.model.dir.as_path()]
         .into_iter()
         .chain(args.with.iter().map(|dir| dir.as_path()));

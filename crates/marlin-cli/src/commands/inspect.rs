@@ -1,5 +1,6 @@
 use crate::args::InspectArgs;
 use crate::error::CliError;
+use crate::progress::Progress;
 use crate::{device, output};
 use burn::tensor::{Device, FloatDType};
 use burn_marlin::device::target;
@@ -59,7 +60,7 @@ struct Summary {
 /// at a time, and a sample of every other tensor.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let device = device::open(args.device)?;
-    let progress = output::progress_of_bytes(0);
+    let progress = Progress::of_bytes();
     // The layers of the model, added as they are read. The checkpoint may have other layers.
     let mut layers = BTreeMap::new();
     let faults = check_folder(
@@ -67,14 +68,14 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
         &device,
         &OpenOptions::default(),
         |name, format, weight| {
-            progress.set_message(name.to_owned());
+            progress.set_message(name);
             layers.insert(
                 name.to_owned(),
                 quantized_row(name, format, weight, &device),
             );
         },
     );
-    progress.finish_and_clear();
+    progress.finish();
     let mut faults: Vec<String> = faults.iter().map(|fault| output::message(fault)).collect();
     let mut keep = |error: &CheckpointError| {
         let fault = output::message(error);

@@ -1,6 +1,7 @@
 //! The commands, one module each.
 
 pub mod chat;
+pub mod doctor;
 pub mod evaluate;
 pub mod generate;
 pub mod inspect;
@@ -12,7 +13,7 @@ pub mod quantize;
 use crate::args::{DtypeName, ModelArgs, SamplingArgs};
 use crate::device;
 use crate::error::CliError;
-use crate::output;
+use crate::progress::Progress;
 use burn::tensor::FloatDType;
 use marlin_format::{GroupSize, QuantSpec, WeightValue};
 use marlin_lm::{GenerateOptions, LanguageModel, ModelError, OpenOptions};
@@ -39,13 +40,11 @@ fn open_dir(dir: &Path, args: &ModelArgs, with_tokenizer: bool) -> Result<Langua
         with_tokenizer,
         head,
     };
-    let bar = output::progress_of_bytes(0);
+    let mut shown = Progress::of_bytes();
     let llama = LanguageModel::open_with(dir, &device, &options, |progress| {
-        bar.set_length(progress.total as u64);
-        bar.set_position(progress.done as u64);
-        bar.set_message(progress.layer.to_owned());
+        shown.set(progress.done, progress.total, progress.layer);
     });
-    bar.finish_and_clear();
+    shown.finish();
     Ok(llama?)
 }
 

@@ -2,6 +2,7 @@ use super::{open, rate, text_tokens};
 use crate::args::PerplexityArgs;
 use crate::error::CliError;
 use crate::output;
+use crate::progress::Progress;
 use marlin_lm::perplexity;
 use serde_json::json;
 use std::time::Instant;
@@ -9,14 +10,13 @@ use std::time::Instant;
 pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
     let tokens = text_tokens(&llama, &args.text, args.windows.max_tokens)?;
-    let bar = output::progress(0);
+    let mut shown = Progress::of_windows();
     let start = Instant::now();
     let result = perplexity(&llama.model, &tokens, args.windows.window, |progress| {
-        bar.set_length(progress.total as u64);
-        bar.set_position(progress.windows as u64);
-        bar.set_message(format!("perplexity {:.3}", progress.so_far));
+        let so_far = format!("perplexity {:.3}", progress.so_far);
+        shown.set(progress.windows, progress.total, &so_far);
     })?;
-    bar.finish_and_clear();
+    shown.finish();
     let elapsed = start.elapsed();
     if args.json {
         return output::json(&json!({

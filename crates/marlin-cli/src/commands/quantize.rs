@@ -3,6 +3,7 @@ use crate::args::{DtypeName, FormatName, MethodName, QuantizeArgs};
 use crate::device;
 use crate::error::CliError;
 use crate::output;
+use crate::progress::Progress;
 use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightFormat};
 use marlin_lm::{
     Calibration, ChatTemplate, FileFormat, Method, ModelConfig, QuantizeOptions, QuantizeReport,
@@ -52,18 +53,17 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
             tracing::debug!(%error, "no handler of Ctrl-C");
         }
     }
-    let bar = output::progress(0);
+    let mut shown = Progress::of_blocks();
     let report = quantize_folder(&args.dir, &args.out, &spec, &options, |progress| {
-        bar.set_length(progress.total as u64);
-        bar.set_position(progress.done as u64);
-        bar.set_message(progress.tensor.to_owned());
+        shown.set_bar(progress.done, progress.total, progress.tensor);
+        shown.set_line(progress.blocks_done, progress.blocks);
         if stopped.load(Ordering::Relaxed) {
             ControlFlow::Break(())
         } else {
             ControlFlow::Continue(())
         }
     })?;
-    bar.finish_and_clear();
+    shown.finish();
     let seconds = start.elapsed().as_secs_f64();
     if args.json {
         let layers: Vec<_> = report

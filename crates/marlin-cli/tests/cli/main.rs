@@ -3,10 +3,12 @@
 
 mod bad_input;
 mod chat;
+mod doctor;
 mod evaluate;
 mod inspect;
 mod interrupted;
 mod kernels;
+mod progress;
 mod quantize;
 mod quantize_methods;
 mod quantize_refused;

@@ -6,6 +6,7 @@ pub(crate) mod hidden;
 mod options;
 mod overrides;
 mod plan;
+mod progress;
 pub(crate) mod resume;
 mod samples;
 mod scaling;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use self::overrides::Overrides;
 use self::plan::{Plan, Target, plan};
+use self::progress::BlockCount;
 use self::resume::{Partial, arguments};
 use self::walk::CalibrationWalk;
 use crate::ModelError;
@@ -36,6 +38,7 @@ pub use self::format::FileFormat;
 pub use self::hidden::HIDDEN_STATES_ON_DEVICE;
 pub use self::options::{Method, QuantizeOptions};
 pub use self::overrides::{Override, OverrideError};
+pub use self::progress::QuantizeProgress;
 pub use self::samples::{SampleOptions, calibration_samples};
 
 /// The names of files that are copied if they exist: the tokenizer, the chat template and the
@@ -55,17 +58,6 @@ const COPIED_FILES: [&str; 10] = [
 
 /// The name of the output head, which is never quantised.
 const HEAD: &str = "lm_head";
-
-/// The progress of a quantisation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QuantizeProgress<'a> {
-    /// The tensor of the source that was written or quantised, in full or in part.
-    pub tensor: &'a str,
-    /// The number of tensors and parts of tensors that are done.
-    pub done: usize,
-    /// The number of all tensors and parts of tensors.
-    pub total: usize,
-}
 
 /// The outcome of a quantisation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -177,12 +169,18 @@ pub fn quantize_folder(
         return Ok(report);
     }
     let mut done = 0;
-    let mut on_tensor = |tensor: &str| {
+    let mut blocks_done = BlockCount::new(&plans);
+    let mut on_tensor = |tensor: &str, is_quantized: bool| {
         done += 1;
+        if is_quantized {
+            blocks_done.add(tensor);
+        }
         on_progress(QuantizeProgress {
             tensor,
             done,
             total: plans.len(),
+            blocks_done: blocks_done.done(),
+            blocks: blocks_done.blocks(),
         })
     };
     if let (Some(calibration), Some(partial)) = (calibration, &partial) {
@@ -194,7 +192,7 @@ pub fn quantize_folder(
             options,
             calibration,
             partial,
-            &mut on_tensor,
+            &mut |layer| on_tensor(layer, true),
         )?;
     }
     let mut writer = match &partial {
@@ -217,6 +215,7 @@ pub fn quantize_folder(
     let quantizer = options.method.quantizer(options.sparsity);
     for plan in &plans {
         report.source_bytes += plan.bytes().len();
+        let is_quantized = matches!(plan.target, Target::Quantize(_));
         let is_new = match &plan.target {
             Target::Copy(name) => {
                 let scaled = match &mut blocks {
@@ -259,7 +258,7 @@ pub fn quantize_folder(
                 partial.is_none()
             }
         };
-        if is_new && on_tensor(plan.view.name()).is_break() {
+        if is_new && on_tensor(plan.view.name(), is_quantized).is_break() {
             return Err(ModelError::Stopped);
         }
     }

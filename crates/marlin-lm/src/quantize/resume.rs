@@ -300,7 +300,7 @@ impl PartialReader<'_> {
 }
 
 /// Returns the index of the block of a layer or tensor.
-fn block_of(name: &str) -> Option<usize> {
+pub(super) fn block_of(name: &str) -> Option<usize> {
     name.strip_prefix("model.layers.")?
         .split('.')
         .next()?
