@@ -40,16 +40,16 @@ pub trait BlockRunner {
         visit: &mut dyn FnMut(LayerInputs) -> Result<(), LayerError>,
     ) -> Result<(), Self::Error>;
 
-    /// Returns the float weights of the layers side by side, [K, N] in f32. Called after
-    /// [`visit_inputs`](Self::visit_inputs).
+    /// Returns the float weights of the layers side by side, [K, N] in f32, multiplied by
+    /// [`LayerGroup::scales`]. Called after [`visit_inputs`](Self::visit_inputs).
     ///
     /// # Errors
     /// Returns an error if a weight cannot be read.
     fn weight(&mut self, group: &LayerGroup<Self::Handle>) -> Result<Tensor<2>, Self::Error>;
 
-    /// Puts quantised weights in the place of the float weights. `values` are the float weights
-    /// [K, N] with the columns of all layers replaced by their quantised values. `layers` has the
-    /// weight and the loss of each layer.
+    /// Puts quantised weights in the place of the float weights. `values` [K, N] is the weight that
+    /// [`weight`](Self::weight) returned, with quantised values in the columns of all layers.
+    /// `layers` has the weight and the loss of each layer.
     ///
     /// # Errors
     /// Returns an error if the model cannot run.
@@ -64,7 +64,8 @@ pub trait BlockRunner {
     /// keep them as the [`LayerGroup::sums`] of later layers with the same inputs. By default they
     /// are dropped.
     fn keep_sums(&mut self, group: &LayerGroup<Self::Handle>, sums: HessianSums) {
-        let _ = (group, sums);
+        let _ = group;
+        drop(sums);
     }
 }
 

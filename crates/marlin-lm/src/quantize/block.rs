@@ -179,27 +179,25 @@ impl<'a> BlockRunner for BlockRun<'_, 'a> {
             let float_hidden = walk.float(index).map_err(|error| unread(first, &error))?;
             let of_batch = walk.batches[index].rows.as_ref();
             let inputs = walk.inputs(kind, block, &hidden, of_batch);
-            let Some(float_hidden) = float_hidden else {
-                return Ok(visit(LayerInputs {
+            let visit = &mut |inputs, float| {
+                visit(LayerInputs {
                     quantized: rows(inputs),
-                    float: None,
-                })?);
+                    float,
+                })
+            };
+            let Some(float_hidden) = float_hidden else {
+                return Ok(visit(inputs, None)?);
             };
             let float_inputs = walk.inputs(kind, float, &float_hidden, of_batch);
             if !kind.is_residual() {
-                return Ok(visit(LayerInputs {
-                    quantized: rows(inputs),
-                    float: Some(FloatActivations::Inputs(rows(float_inputs))),
-                })?);
+                let float = FloatActivations::Inputs(rows(float_inputs));
+                return Ok(visit(inputs, Some(float))?);
             }
             let outputs = float.group(kind).forward_joined(float_inputs);
             // Outputs before hidden states: the difference of two that are close is exact.
             let residual = (outputs.clone() - float.group(kind).forward_joined(inputs.clone()))
                 + (float_hidden.clone() - hidden);
-            visit(LayerInputs {
-                quantized: rows(inputs),
-                float: Some(FloatActivations::Residual(rows(residual))),
-            })?;
+            visit(inputs, Some(FloatActivations::Residual(rows(residual))))?;
             walk.put(SampleBatch::float, index, float_hidden + outputs)
                 .map_err(|error| unread(first, &error))
         })

@@ -63,7 +63,10 @@ impl<'a> FolderRun<'a> {
         let model = ModelConfig::read(&config_path)?;
         let config = read_json(&config_path)?;
         // An existing quantisation config is accepted only if it describes float weights.
-        let is_float = || matches!(Quantization::read(source), Ok(Some(quantization)) if quantization.is_float());
+        let is_float = || match Quantization::read(source) {
+            Ok(Some(quantization)) => quantization.is_float(),
+            _ => false,
+        };
         if quantization_field(&config).is_some() && !is_float() {
             return Err(ModelError::AlreadyQuantized { path: config_path });
         }
@@ -278,7 +281,13 @@ impl<'a> FolderRun<'a> {
         if let Some(partial) = partial {
             partial.remove()?;
         }
-        tracing::info!(source = %self.source.display(), target = %self.target.display(), spec = %self.spec, layers = report.quantized.len(), "quantised a Llama");
+        tracing::info!(
+            source = %self.source.display(),
+            target = %self.target.display(),
+            spec = %self.spec,
+            layers = report.quantized.len(),
+            "quantised a Llama"
+        );
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ const INT4: QuantSpec = QuantSpec::int4(GroupSize::G32);
 const INT8: QuantSpec = QuantSpec::int8(GroupSize::G32);
 const TOKENS: usize = 150;
 
-/// A model `relu(x A) B`: the columns of `A` are three layers and columns that are not quantised,
+/// A model `relu(x A) B`. The columns of `A` are three layers, and columns that are not quantised;
 /// `B` is one layer.
 #[derive(Clone)]
 struct Net {
@@ -201,8 +201,8 @@ fn expected(mut net: Net, quantizer: &dyn Quantizer) -> (Net, Vec<CalibratedLaye
     (net, found)
 }
 
-/// Asserts that a calibration finds what separate calls of the quantiser find. Losses and values
-/// may differ in their last bits, since sums over joint columns have another order.
+/// Asserts that a calibration finds what separate calls of the quantiser find, and returns the
+/// calibrated model.
 fn assert_as_separate(net: Net, quantizer: &dyn Quantizer) -> Net {
     let (separate, mut layers) = expected(net.clone(), quantizer);
     let (mut found, mut reported) = (net, Vec::new());

@@ -8,6 +8,7 @@
 
 mod record;
 mod replay;
+mod stream;
 #[cfg(test)]
 mod tests;
 

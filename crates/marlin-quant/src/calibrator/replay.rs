@@ -5,16 +5,15 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use burn::backend::capture::TensorId;
 use burn::backend::ir::{
-    BackendIr, BaseOperationIr, FloatOperationIr, HandleKind, MatmulOpIr, OperationIr, TensorIr,
-    TensorStatus,
+    BackendIr, BaseOperationIr, FloatOperationIr, MatmulOpIr, OperationIr, TensorIr, TensorStatus,
 };
 use burn::backend::{DispatchKindConversion, DispatchTensor};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use burn_router::TensorInterpreter;
 use marlin_format::PlainWeight;
 
 use super::CalibrationError;
 use super::record::{RecordedLayer, Recording};
+use super::stream::Stream;
 use crate::{
     BlockRunner, CalibratedLayer, FloatActivations, GptqOptions, GroupLayer, HessianSums,
     LayerError, LayerGroup, LayerInputs, LayerLoss, QuantError, calibrate,
@@ -57,19 +56,13 @@ pub(super) struct Replay<B: BackendIr> {
 }
 
 /// A layer, and its calls whose inputs are ready.
+#[derive(Default)]
 pub(super) struct Calls {
     layer: usize,
     /// The inputs of all calls, before they were reshaped.
     inputs: Vec<TensorId>,
     /// The calls whose inputs are not in the layer's second moments yet.
     new: Vec<MatmulOpIr>,
-}
-
-/// The tensors of the quantised model or of the float model.
-struct Stream<B: BackendIr> {
-    interpreter: TensorInterpreter<B>,
-    /// The tensors with recorded values that are on the device.
-    loaded: HashSet<TensorId>,
 }
 
 impl<B: BackendIr> Replay<B>
@@ -367,16 +360,14 @@ where
         }
         // No call of the other layers has its inputs.
         self.pending.clear();
-        Ok(self.left.pop_front().map(|layer| {
-            self.group(
-                None,
-                Calls {
-                    layer,
-                    inputs: Vec::new(),
-                    new: Vec::new(),
-                },
-            )
-        }))
+        let Some(layer) = self.left.pop_front() else {
+            return Ok(None);
+        };
+        let calls = Calls {
+            layer,
+            ..Calls::default()
+        };
+        Ok(Some(self.group(None, calls)))
     }
 
     fn visit_inputs(
@@ -440,46 +431,5 @@ where
 
     fn keep_sums(&mut self, group: &LayerGroup<Calls>, sums: HessianSums) {
         self.last = Some((group.handle.inputs.clone(), sums));
-    }
-}
-
-impl<B: BackendIr> Stream<B>
-where
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    fn new(device: B::Device) -> Self {
-        Self {
-            interpreter: TensorInterpreter::new(device),
-            loaded: HashSet::new(),
-        }
-    }
-
-    fn load(&mut self, id: TensorId, data: TensorData) {
-        self.interpreter.register_tensor_data_id(id, data);
-        self.loaded.insert(id);
-    }
-
-    /// Loads a tensor with recorded values to the device, unless it is already there.
-    fn require(&mut self, id: TensorId, values: &BTreeMap<TensorId, TensorData>) {
-        if let Some(data) = values.get(&id).filter(|_| !self.loaded.contains(&id)) {
-            self.load(id, data.clone());
-        }
-    }
-
-    /// Returns a tensor [.., K] as rows [tokens, K].
-    fn rows(&mut self, tensor: &TensorIr, values: &BTreeMap<TensorId, TensorData>) -> Tensor<2> {
-        self.require(tensor.id, values);
-        let k = tensor.shape.iter().next_back().copied().unwrap_or(1);
-        let rows = tensor.shape.num_elements() / k.max(1);
-        let read = TensorIr {
-            status: TensorStatus::ReadOnly,
-            ..tensor.clone()
-        };
-        match self.interpreter.get_tensor(&read) {
-            HandleKind::Float(primitive) => {
-                Tensor::from_primitive::<B>(B::float_reshape(primitive, Shape::new([rows, k])))
-            }
-            _ => unreachable!("the activations of a linear layer are floats"),
-        }
     }
 }
