@@ -17,8 +17,9 @@
 //! be converted to every file format and device layout. [`Rounding`] and [`GptqOptions`] make them
 //! available through one trait, [`Quantizer`].
 //!
-//! [`GptqCalibrator`] quantises the linear layers of a whole Burn model, calibrated with the inputs
-//! of the layers on some batches.
+//! [`calibrate`] quantises the linear layers of a model one after the other, each with its inputs
+//! from the quantised layers before it; a [`BlockRunner`] runs the model. [`GptqCalibrator`] does
+//! this for any Burn model, with the inputs of the layers on some batches.
 //!
 //! ```
 //! use marlin_format::{GroupSize, QuantSpec};
@@ -36,6 +37,7 @@
 //! ```
 
 mod awq;
+mod calibration;
 mod calibrator;
 mod clipping;
 #[cfg(feature = "cubecl-runtime")]
@@ -52,6 +54,10 @@ mod quantizer;
 mod tests;
 
 pub use awq::awq_scales;
+pub use calibration::{
+    BlockRunner, CalibratedLayer, FloatActivations, GroupLayer, LayerError, LayerGroup,
+    LayerInputs, calibrate,
+};
 pub use calibrator::{CalibrationError, CalibrationReport, GptqCalibrator};
 pub use clipping::round_with_clipping;
 pub use error::QuantError;

@@ -8,6 +8,7 @@
 
 mod record;
 mod replay;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -18,11 +19,11 @@ use burn::module::Module;
 use burn::tensor::Device;
 use burn_marlin::WeightQuantizer;
 use burn_marlin::convert::{ConvertError, Report};
-use marlin_format::PlainWeight;
+use marlin_format::{PlainWeight, Sparsity};
 
 use self::record::Recording;
 use self::replay::Replay;
-use crate::{GptqOptions, LayerLoss, QuantError};
+use crate::{GptqOptions, LayerError, LayerLoss, QuantError};
 
 /// Converts a Burn model as [`WeightQuantizer`] does, with weights quantised by GPTQ instead of
 /// rounded ones.
@@ -129,16 +130,26 @@ impl GptqCalibrator {
                 found: devices.len(),
             });
         };
+        // A conversion has one sparsity for all layers.
+        let sparsity = layers
+            .first()
+            .map_or(Sparsity::Dense, |layer| layer.format.sparsity);
+        let options = GptqOptions {
+            sparsity,
+            ..self.options
+        };
         let recording = Recording::of(model, layers, batches, run)?;
-        match device.clone().without_autodiff().as_dispatch() {
+        let device = device.clone().without_autodiff();
+        match device.as_dispatch() {
             #[cfg(feature = "flex")]
-            DispatchDevice::Flex(device) => {
-                Replay::<burn::backend::Flex>::new(recording, self.options, *device).quantize()
+            DispatchDevice::Flex(backend) => {
+                Replay::<burn::backend::Flex>::new(recording, &options, &device, *backend)
+                    .quantize(&options)
             }
             #[cfg(feature = "cubecl-runtime")]
-            DispatchDevice::Cube(device) => {
-                Replay::<burn::backend::Cube>::new(recording, self.options, device.clone())
-                    .quantize()
+            DispatchDevice::Cube(backend) => {
+                Replay::<burn::backend::Cube>::new(recording, &options, &device, backend.clone())
+                    .quantize(&options)
             }
             _ => Err(CalibrationError::Device),
         }
@@ -148,6 +159,12 @@ impl GptqCalibrator {
 impl<M> From<ConvertError<M, CalibrationError>> for CalibrationError {
     fn from(refused: ConvertError<M, CalibrationError>) -> Self {
         refused.error
+    }
+}
+
+impl From<LayerError> for CalibrationError {
+    fn from(LayerError { layer, source }: LayerError) -> Self {
+        Self::Layer { layer, source }
     }
 }
 

@@ -1,21 +1,23 @@
 //! Replay of recorded operations, which quantises each layer and then runs its calls with the
 //! quantised weight.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use burn::backend::capture::TensorId;
 use burn::backend::ir::{
-    BackendIr, BaseOperationIr, FloatOperationIr, HandleKind, MatmulOpIr, OperationIr, TensorIr,
-    TensorStatus,
+    BackendIr, BaseOperationIr, FloatOperationIr, MatmulOpIr, OperationIr, TensorIr, TensorStatus,
 };
 use burn::backend::{DispatchKindConversion, DispatchTensor};
-use burn::tensor::{Shape, Tensor, TensorData};
-use burn_router::TensorInterpreter;
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use marlin_format::PlainWeight;
 
 use super::CalibrationError;
 use super::record::{RecordedLayer, Recording};
-use crate::{GptqOptions, HessianSums, LayerLoss, QuantError, Quantizer};
+use super::stream::Stream;
+use crate::{
+    BlockRunner, CalibratedLayer, FloatActivations, GptqOptions, GroupLayer, HessianSums,
+    LayerError, LayerGroup, LayerInputs, LayerLoss, QuantError, calibrate,
+};
 
 /// A run of recorded operations on the backend `B`.
 ///
@@ -28,6 +30,8 @@ pub(super) struct Replay<B: BackendIr> {
     pending: Vec<OperationIr>,
     values: BTreeMap<TensorId, TensorData>,
     layers: Vec<RecordedLayer>,
+    /// The layers that are not quantised yet.
+    left: VecDeque<usize>,
     /// The layer of each weight that is not quantised yet, and of each reshaped form of such a
     /// weight.
     held: HashMap<TensorId, usize>,
@@ -36,7 +40,8 @@ pub(super) struct Replay<B: BackendIr> {
     origins: HashMap<TensorId, TensorId>,
     /// The sums so far of layers that had to run before all of their inputs were ready.
     seen: HashMap<usize, HessianSums>,
-    options: GptqOptions,
+    /// The inputs of the last layer and their second moments, which the next layer may share.
+    last: Option<(Vec<TensorId>, HessianSums)>,
     /// The number of operations that have yet to read each tensor.
     readers: HashMap<TensorId, usize>,
     /// The results that are computed and not dropped.
@@ -44,20 +49,33 @@ pub(super) struct Replay<B: BackendIr> {
     quantized: Stream<B>,
     /// The float model, if its activations are needed.
     float: Option<Stream<B>>,
+    device: Device,
+    /// The quantised weights by path.
+    weights: HashMap<String, PlainWeight>,
+    losses: Vec<LayerLoss>,
 }
 
-/// The tensors of the quantised model or of the float model.
-struct Stream<B: BackendIr> {
-    interpreter: TensorInterpreter<B>,
-    /// The tensors with recorded values that are on the device.
-    loaded: HashSet<TensorId>,
+/// A layer, and its calls whose inputs are ready.
+#[derive(Default)]
+pub(super) struct Calls {
+    layer: usize,
+    /// The inputs of all calls, before they were reshaped.
+    inputs: Vec<TensorId>,
+    /// The calls whose inputs are not in the layer's second moments yet.
+    new: Vec<MatmulOpIr>,
 }
 
 impl<B: BackendIr> Replay<B>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    pub fn new(recording: Recording, options: GptqOptions, device: B::Device) -> Self {
+    /// Prepares a run on a device, which is `backend` in the type of the backend.
+    pub fn new(
+        recording: Recording,
+        options: &GptqOptions,
+        device: &Device,
+        backend: B::Device,
+    ) -> Self {
         let Recording {
             mut operations,
             values,
@@ -89,67 +107,37 @@ where
                 }
             }
         }
-        let float = (options.correction != 0.0).then(|| Stream::new(device.clone()));
-        let (seen, ready, quantized) = (HashMap::new(), HashSet::new(), Stream::new(device));
+        let float = (options.correction != 0.0).then(|| Stream::new(backend.clone()));
         Self {
             pending: operations,
             values,
+            left: (0..layers.len()).collect(),
             layers,
             held,
             origins,
-            seen,
-            options,
+            seen: HashMap::new(),
+            last: None,
             readers,
-            ready,
-            quantized,
+            ready: HashSet::new(),
+            quantized: Stream::new(backend),
             float,
+            device: device.clone(),
+            weights: HashMap::new(),
+            losses: Vec::new(),
         }
     }
 
-    /// Quantises all layers, in the order in which they run.
+    /// Quantises all layers, in the order in which they run. Returns their weights by path, and
+    /// their losses.
     pub fn quantize(
         mut self,
+        options: &GptqOptions,
     ) -> Result<(HashMap<String, PlainWeight>, Vec<LayerLoss>), CalibrationError> {
-        let (mut weights, mut losses) = (HashMap::new(), Vec::new());
-        let mut left: Vec<usize> = (0..self.layers.len()).collect();
-        // The second moments of the last layer's inputs, which the next layer may share.
-        let mut last: Option<(Vec<TensorId>, HessianSums)> = None;
-        while !left.is_empty() {
-            self.run();
-            let Some((layer, calls, is_complete)) = self.next() else {
-                break;
-            };
-            let inputs: Vec<TensorId> = calls
-                .iter()
-                .map(|call| {
-                    self.origins
-                        .get(&call.lhs.id)
-                        .copied()
-                        .unwrap_or(call.lhs.id)
-                })
-                .collect();
-            let k = self.layers[layer].k;
-            let known = last.take().filter(|(of, sums)| {
-                *of == inputs && sums.features() == k && !self.seen.contains_key(&layer)
-            });
-            let sums = match known {
-                Some((_, sums)) => sums,
-                None => self.sums(layer, &calls)?,
-            };
-            if is_complete {
-                left.retain(|&other| other != layer);
-                losses.push(self.replace(layer, Some(&sums), &mut weights)?);
-                last = Some((inputs, sums));
-            } else {
-                // A later call of the layer depends on these calls: they run with the float weight.
-                self.seen.insert(layer, sums);
-                calls.into_iter().for_each(|call| self.run_call(call));
-            }
-        }
-        for layer in left {
-            losses.push(self.replace(layer, None, &mut weights)?);
-        }
-        Ok((weights, losses))
+        calibrate(&mut self, options, |loss| {
+            tracing::debug!(?loss, "quantised");
+            Ok(())
+        })?;
+        Ok((self.weights, self.losses))
     }
 
     /// Runs all operations that can run.
@@ -219,81 +207,70 @@ where
             == calls
     }
 
-    /// Returns the second moments of the inputs of some calls of a layer, added to the second
-    /// moments of its earlier calls.
-    fn sums(
+    /// Calls `visit` with the inputs of some calls.
+    fn visit_calls<E>(
         &mut self,
-        layer: usize,
         calls: &[MatmulOpIr],
-    ) -> Result<HessianSums, CalibrationError> {
-        let mut found = self.seen.remove(&layer);
+        mut visit: impl FnMut(LayerInputs) -> Result<(), E>,
+    ) -> Result<(), E> {
         for call in calls {
-            let x = self.quantized.rows(&call.lhs, &self.values);
-            let sums =
-                found.get_or_insert_with(|| HessianSums::new(self.layers[layer].k, &x.device()));
-            let added = match &mut self.float {
-                Some(float) => sums.add_beside(x, float.rows(&call.lhs, &self.values)),
-                None => sums.add(x),
-            };
-            added.map_err(|source| self.failed(layer, source))?;
+            let quantized = self.quantized.rows(&call.lhs, &self.values);
+            let float = self
+                .float
+                .as_mut()
+                .map(|float| FloatActivations::Inputs(float.rows(&call.lhs, &self.values)));
+            visit(LayerInputs { quantized, float })?;
         }
-        // `calls` is never empty.
-        found.ok_or(CalibrationError::Device)
+        Ok(())
     }
 
-    fn failed(&self, layer: usize, source: QuantError) -> CalibrationError {
-        CalibrationError::Layer {
-            layer: self.layers[layer].paths[0].clone(),
-            source,
-        }
+    /// Returns the inputs of some calls, as tensors before they were reshaped.
+    fn inputs_of(&self, calls: &[MatmulOpIr]) -> Vec<TensorId> {
+        let origin = |call: &MatmulOpIr| self.origins.get(&call.lhs.id).copied();
+        calls
+            .iter()
+            .map(|call| origin(call).unwrap_or(call.lhs.id))
+            .collect()
     }
 
-    /// Quantises a layer, and replaces its float values with the quantised ones.
-    fn replace(
+    /// Returns the second moments of calls of a layer that are known, and the calls whose inputs
+    /// have yet to be added.
+    fn known(
         &mut self,
         layer: usize,
-        sums: Option<&HessianSums>,
-        weights: &mut HashMap<String, PlainWeight>,
-    ) -> Result<LayerLoss, CalibrationError> {
+        inputs: &[TensorId],
+        calls: &[MatmulOpIr],
+    ) -> (Option<HessianSums>, Vec<MatmulOpIr>) {
+        let k = self.layers[layer].k;
+        let shared = self.last.take().filter(|(of, sums)| {
+            *of == inputs && sums.features() == k && !self.seen.contains_key(&layer)
+        });
+        match shared {
+            Some((_, sums)) => (Some(sums), Vec::new()),
+            None => (self.seen.remove(&layer), calls.to_vec()),
+        }
+    }
+
+    /// Returns the group of one layer.
+    fn group(&self, sums: Option<HessianSums>, calls: Calls) -> LayerGroup<Calls> {
         let RecordedLayer {
-            paths,
-            weights: tensors,
-            k,
-            n,
-            format,
-        } = &self.layers[layer];
-        let (k, n) = (*k, *n);
-        let read = |error: String| self.failed(layer, QuantError::Read { reason: error });
-        let data = self
-            .values
-            .get(&tensors[0])
-            .ok_or_else(|| read("it has no values".into()))?;
-        let dtype = data.dtype();
-        let values = data
-            .clone()
-            .convert::<f32>()
-            .try_into_vec::<f32>()
-            .map_err(|error| read(error.to_string()))?;
-        let options = GptqOptions {
-            sparsity: format.sparsity,
-            ..self.options
-        };
-        let found = options
-            .quantize(&values, k, n, sums, &format.spec)
-            .map_err(|source| self.failed(layer, source))?;
-        let loss = LayerLoss::new(&paths[0], sums.map_or(0, HessianSums::tokens), &found, 0..n);
-        tracing::debug!(?loss, "quantised");
-        let data = TensorData::new(found.weight.dequantize(), [k, n]).convert_dtype(dtype);
-        for &tensor in tensors {
-            if self.readers.contains_key(&tensor) {
-                self.quantized.load(tensor, data.clone());
-            }
+            paths, n, format, ..
+        } = &self.layers[calls.layer];
+        LayerGroup {
+            layers: vec![GroupLayer {
+                name: paths[0].clone(),
+                spec: format.spec,
+                columns: 0..*n,
+            }],
+            tokens: 0,
+            sums,
+            scales: None,
+            handle: calls,
         }
-        for path in paths {
-            weights.insert(path.clone(), found.weight.clone());
-        }
-        self.held.retain(|_, other| *other != layer);
-        Ok(loss)
+    }
+
+    fn failed(&self, layer: usize, source: QuantError) -> LayerError {
+        LayerError::new(&self.layers[layer].paths[0], source)
     }
 
     /// Runs a pending call, and the reshape of its weight.
@@ -349,50 +326,110 @@ where
             // Only the id of the tensor is used.
             let tensor = TensorIr {
                 status: TensorStatus::ReadWrite,
-                ..TensorIr::uninit(id, Shape::new([0]), burn::tensor::DType::F32)
+                ..TensorIr::uninit(id, Shape::new([0]), DType::F32)
             };
             stream.interpreter.register_op(OperationIr::Drop(tensor));
         }
     }
 }
 
-impl<B: BackendIr> Stream<B>
+impl<B: BackendIr> BlockRunner for Replay<B>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    fn new(device: B::Device) -> Self {
-        Self {
-            interpreter: TensorInterpreter::new(device),
-            loaded: HashSet::new(),
-        }
-    }
+    type Handle = Calls;
+    type Error = CalibrationError;
 
-    fn load(&mut self, id: TensorId, data: TensorData) {
-        self.interpreter.register_tensor_data_id(id, data);
-        self.loaded.insert(id);
-    }
-
-    /// Loads a tensor with recorded values to the device, unless it is already there.
-    fn require(&mut self, id: TensorId, values: &BTreeMap<TensorId, TensorData>) {
-        if let Some(data) = values.get(&id).filter(|_| !self.loaded.contains(&id)) {
-            self.load(id, data.clone());
-        }
-    }
-
-    /// Returns a tensor [.., K] as rows [tokens, K].
-    fn rows(&mut self, tensor: &TensorIr, values: &BTreeMap<TensorId, TensorData>) -> Tensor<2> {
-        self.require(tensor.id, values);
-        let k = tensor.shape.iter().next_back().copied().unwrap_or(1);
-        let rows = tensor.shape.num_elements() / k.max(1);
-        let read = TensorIr {
-            status: TensorStatus::ReadOnly,
-            ..tensor.clone()
-        };
-        match self.interpreter.get_tensor(&read) {
-            HandleKind::Float(primitive) => {
-                Tensor::from_primitive::<B>(B::float_reshape(primitive, Shape::new([rows, k])))
+    fn next_layers(&mut self) -> Result<Option<LayerGroup<Calls>>, CalibrationError> {
+        while !self.left.is_empty() {
+            self.run();
+            let Some((layer, calls, is_complete)) = self.next() else {
+                break;
+            };
+            let inputs = self.inputs_of(&calls);
+            let (mut sums, new) = self.known(layer, &inputs, &calls);
+            if is_complete {
+                self.left.retain(|&other| other != layer);
+                return Ok(Some(self.group(sums, Calls { layer, inputs, new })));
             }
-            _ => unreachable!("the activations of a linear layer are floats"),
+            // A later call of the layer depends on these calls: they run with the float weight.
+            let added = self.visit_calls(&new, |inputs| inputs.add_to(&mut sums));
+            added.map_err(|source| self.failed(layer, source))?;
+            self.seen.extend(sums.map(|sums| (layer, sums)));
+            calls.into_iter().for_each(|call| self.run_call(call));
         }
+        // No call of the other layers has its inputs.
+        self.pending.clear();
+        let Some(layer) = self.left.pop_front() else {
+            return Ok(None);
+        };
+        let calls = Calls {
+            layer,
+            ..Calls::default()
+        };
+        Ok(Some(self.group(None, calls)))
+    }
+
+    fn visit_inputs(
+        &mut self,
+        group: &LayerGroup<Calls>,
+        visit: &mut dyn FnMut(LayerInputs) -> Result<(), LayerError>,
+    ) -> Result<(), CalibrationError> {
+        Ok(self.visit_calls(&group.handle.new, visit)?)
+    }
+
+    fn weight(&mut self, group: &LayerGroup<Calls>) -> Result<Tensor<2>, CalibrationError> {
+        let layer = group.handle.layer;
+        let RecordedLayer { weights, k, n, .. } = &self.layers[layer];
+        let read = |reason: String| self.failed(layer, QuantError::Read { reason });
+        let data = self
+            .values
+            .get(&weights[0])
+            .ok_or_else(|| read("it has no values".into()))?;
+        let values = data
+            .clone()
+            .convert::<f32>()
+            .try_into_vec::<f32>()
+            .map_err(|error| read(error.to_string()))?;
+        Ok(Tensor::from_data(
+            TensorData::new(values, [*k, *n]),
+            (&self.device, DType::F32),
+        ))
+    }
+
+    fn replace(
+        &mut self,
+        group: LayerGroup<Calls>,
+        _: Tensor<2>,
+        layers: Vec<CalibratedLayer>,
+    ) -> Result<(), CalibrationError> {
+        let layer = group.handle.layer;
+        let RecordedLayer {
+            paths,
+            weights: tensors,
+            k,
+            n,
+            ..
+        } = &self.layers[layer];
+        let float = self.values.get(&tensors[0]);
+        let dtype = float.map_or(DType::F32, |data| data.dtype());
+        for CalibratedLayer { weight, loss } in layers {
+            let data = TensorData::new(weight.dequantize(), [*k, *n]).convert_dtype(dtype);
+            for &tensor in tensors {
+                if self.readers.contains_key(&tensor) {
+                    self.quantized.load(tensor, data.clone());
+                }
+            }
+            for path in paths {
+                self.weights.insert(path.clone(), weight.clone());
+            }
+            self.losses.push(loss);
+        }
+        self.held.retain(|_, other| *other != layer);
+        Ok(())
+    }
+
+    fn keep_sums(&mut self, group: &LayerGroup<Calls>, sums: HessianSums) {
+        self.last = Some((group.handle.inputs.clone(), sums));
     }
 }
