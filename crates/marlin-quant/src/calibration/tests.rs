@@ -180,7 +180,7 @@ fn expected(mut net: Net, quantizer: &dyn Quantizer) -> (Net, Vec<CalibratedLaye
         } in group
         {
             let (n, part) = (columns.len(), s![.., columns]);
-            let weight = values(float.clone().slice(part.clone()));
+            let weight = values(float.clone().slice(part));
             let of_layer = quantizer
                 .quantize(&weight, k, n, Some(&sums), &spec)
                 .unwrap();
