@@ -68,7 +68,7 @@ pub fn tests() -> Vec<Trial> {
         (
             "a_template_of_an_unknown_token",
             with("post_processor", post_processor),
-            Refused(""),
+            Panicked,
         ),
         (
             "normalizers_that_double",
