@@ -52,8 +52,10 @@ pub use folder::{LanguageModel, OpenOptions, OpenProgress, check_folder};
 pub use generate::{GenerateOptions, Generation};
 pub use marlin_nn::ahead::CompiledAhead;
 pub use marlin_quant::{LayerLoss, RowOrder};
+#[cfg(feature = "sandbox")]
+pub use marlin_text::init;
 pub use marlin_text::{
-    ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, init,
+    ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer,
 };
 pub use model::{KvCache, Model, Projection, ProjectionGroup};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};

@@ -81,21 +81,47 @@ pub enum Failure {
     /// The template or tokenizer is not valid, or refuses its input, with this message.
     #[error("{0}")]
     Refused(String),
-    /// The call exceeded its time limit.
+    /// The call exceeded its time limit, which only worker processes have.
     #[error("it was stopped after {:.1} s; is it made to run forever?", after.as_secs_f32())]
     Time {
         /// The time limit of the call.
         after: Duration,
     },
-    /// The call exceeded its memory limit.
+    /// The call exceeded its memory limit, which only worker processes have.
     #[error("it asks for more than the {} MB of memory that it may have", limit >> 20)]
     Memory {
         /// The memory limit, in bytes.
         limit: u64,
     },
-    /// The template or tokenizer recurses, or is nested, until the stack is used up.
+    /// The template took more steps than it may.
+    #[error("it takes more than {limit} steps; is it made to run forever?")]
+    Steps {
+        /// The largest number of steps of a call.
+        limit: u64,
+    },
+    /// The template or tokenizer recurses, or is nested, too deeply, or until the stack is used up.
     #[error("it is nested too deeply, or without end")]
     Nesting,
+    /// The template wrote more text than it may.
+    #[error("it writes more than {} MB of text", limit >> 20)]
+    Output {
+        /// The largest number of bytes of a rendered conversation.
+        limit: usize,
+    },
+    /// The template's text is too long.
+    #[error("it has {bytes} bytes, of at most {limit}")]
+    Length {
+        /// The length in bytes.
+        bytes: usize,
+        /// The largest number of bytes of a template.
+        limit: usize,
+    },
+    /// The code that runs the template or tokenizer panicked with this message.
+    #[error("it panicked: {0}")]
+    Panicked(String),
+    /// The thread that the template or tokenizer runs on could not be started.
+    #[error("the thread that it runs on cannot be started")]
+    Thread(#[source] io::Error),
     /// The file of the tokenizer could not be read again when a new worker was started.
     #[error("its file cannot be read")]
     File(#[source] io::Error),

@@ -5,30 +5,42 @@
 //!   token by token.
 //!
 //! A template is a program, and a tokenizer is close to one: from an untrusted folder, either may
-//! run forever, use all memory, or crash the process. Templates and tokenizers run in a *worker*,
-//! which limits the time and memory of every call. If the program calls [`init`] first in `main`, a
-//! worker is a separate process, started from the program's own executable. A failure of the worker
-//! becomes a [`Failure`], and the next call starts a new worker.
+//! run for very long, use all memory, or crash. They run in the program's own process, within these
+//! bounds:
+//!
+//! - A template takes at most four million steps, has at most 256 KiB, and renders at most 32 MiB
+//!   of text. Its values, expressions and macros are nested to a bounded depth.
+//! - Files are parsed, and templates run, on the stack of a thread of their own, which is large
+//!   enough for that depth.
+//! - A panic becomes an error. The program's panic hook runs, which by default prints a message.
+//!
+//! Each excess is a [`Failure`], after which the next call works.
 //!
 //! ```
-//! fn main() -> Result<(), marlin_text::TextError> {
-//!     marlin_text::init();
-//!     let template = marlin_text::ChatTemplate::compile(
-//!         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}",
-//!         "chat_template.jinja".into(),
-//!         Default::default(),
-//!     )?;
-//!     assert_eq!(template.render(&[marlin_text::Message::user("Hello")], true)?, "user: Hello\n");
-//!     Ok(())
-//! }
+//! let template = marlin_text::ChatTemplate::compile(
+//!     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}",
+//!     "chat_template.jinja".into(),
+//!     Default::default(),
+//! )?;
+//! assert_eq!(template.render(&[marlin_text::Message::user("Hello")], true)?, "user: Hello\n");
+//! # Ok::<(), marlin_text::TextError>(())
 //! ```
 //!
-//! | | a worker process | without `init` |
+//! # The sandbox
+//!
+//! These bounds do not limit the memory of a call, nor its time: one step of a template may double
+//! a text, and a pattern of a tokenizer may backtrack for long. A program that opens folders from
+//! unknown sources enables the feature `sandbox`, which is off by default, and calls `init` first
+//! in `main`. Templates and tokenizers then run in *worker processes*, which are started from the
+//! program's own executable. Without the call, the feature changes nothing.
+//!
+//! | | in the program's process | in a worker process |
 //! |---|---|---|
-//! | a panic, a template of too many steps | an error | an error |
-//! | a call that takes too long | an error | runs on |
-//! | nesting that takes all of the stack | an error | ends the program |
-//! | memory | bounded on Linux | not bounded |
+//! | a panic, too many steps, too much output | an error | an error |
+//! | nesting that is too deep | an error | an error |
+//! | a stack overflow or an abort in spite of these bounds | ends the program | an error |
+//! | a call that takes more than some seconds | runs on | an error |
+//! | memory of a call | not bounded | bounded on Linux |
 
 mod chat;
 mod error;
@@ -41,6 +53,7 @@ pub use chat::{ChatTemplate, Message};
 pub use error::{Failure, TextError};
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;
+#[cfg(feature = "sandbox")]
 pub use worker::init;
 
 #[cfg(test)]

@@ -28,7 +28,6 @@ struct Args {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    marlin_lm::init();
     let args = Args::parse();
     burn_marlin::install()?;
     let device = Device::default();

@@ -17,9 +17,6 @@ use marlin_lm::{
 use crate::args::{Args, GenerateError, open_device};
 
 fn main() -> ExitCode {
-    // Tokenizers and chat templates run in a second process of this program; in that process the
-    // call does not return.
-    marlin_lm::init();
     let error = match run(&Args::parse()) {
         Ok(()) => return ExitCode::SUCCESS,
         // The reader has closed the pipe, as in `generate-text | head`.

@@ -177,7 +177,11 @@ fn document(
         Ok(text) => text,
         Err(
             error @ TextError::ChatTemplate {
-                source: Failure::Refused(_),
+                source:
+                    Failure::Refused(_)
+                    | Failure::Panicked(_)
+                    | Failure::Steps { .. }
+                    | Failure::Output { .. },
                 ..
             },
         ) => return Err(Fault::LeftOut(with_causes(&error))),

@@ -1,44 +1,27 @@
 //! The workers that run templates and tokenizers of unknown origin.
 
-mod child;
+mod local;
 mod oniguruma;
-mod process;
-mod protocol;
+mod request;
+#[cfg(feature = "sandbox")]
+mod sandbox;
 mod session;
 mod template;
 mod tokenizer;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use marlin_format::checkpoint::{MAX_TOKENIZER_BYTES, read_file};
 use serde::de::DeserializeOwned;
 
-use self::process::Process;
-pub(crate) use self::protocol::{ConfigTokens, Loaded, Request};
-use self::protocol::{Head, Limits};
-use self::session::Session;
+use self::local::Local;
+use self::request::Refusal;
+pub(crate) use self::request::{ConfigTokens, Loaded, Request};
+#[cfg(feature = "sandbox")]
+pub use self::sandbox::init;
 use crate::Failure;
-
-/// True if workers are processes: the program's `main` handles the argument that starts a worker.
-static PROCESSES: AtomicBool = AtomicBool::new(false);
-
-/// Lets chat templates and tokenizers run in separate processes, which are started from this
-/// program's executable. Call it first in `main`: in a worker process it does not return.
-///
-/// A program that does not call `init` runs templates and tokenizers in its own process. That is
-/// safe only for folders that the program created itself, or trusts.
-pub fn init() {
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|argument| argument == process::ARGUMENT)
-    {
-        child::run();
-    }
-    PROCESSES.store(true, Ordering::Relaxed);
-}
 
 /// The template or tokenizer that a worker runs.
 #[derive(Debug)]
@@ -82,68 +65,80 @@ impl Subject {
 #[derive(Debug)]
 pub(crate) struct Worker {
     subject: Subject,
-    /// The place where the subject runs; `None` between the end of a process and the next call.
+    /// The place where the subject runs; `None` between a failure that ended it and the next call.
     place: Mutex<Option<Place>>,
 }
 
 /// The place where a worker runs.
 #[derive(Debug)]
 enum Place {
-    Process(Process),
-    /// The worker runs in the program's own process.
-    Here(Box<Session>),
+    /// The program's own process.
+    Local(Box<Local>),
+    /// A process of its own.
+    #[cfg(feature = "sandbox")]
+    Process(sandbox::Process),
 }
 
 impl Worker {
     /// Loads a subject and returns the worker and its reply.
     pub fn open<T: DeserializeOwned>(subject: Subject) -> Result<(Self, T), Failure> {
         let (place, reply) = start(&subject)?;
-        Ok((
-            Self {
-                subject,
-                place: Mutex::new(Some(place)),
-            },
-            decode(&reply)?,
-        ))
+        let worker = Self {
+            subject,
+            place: Mutex::new(Some(place)),
+        };
+        Ok((worker, reply))
     }
 
-    /// Sends a request and returns the reply. Starts a new worker if the last one ended.
+    /// Sends a request and returns the reply. Starts a new worker if the last one ended or
+    /// panicked.
     pub fn call<T: DeserializeOwned>(&self, request: Request, body: &[u8]) -> Result<T, Failure> {
         let mut slot = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         let mut place = match slot.take() {
             Some(place) => place,
-            None => start(&self.subject)?.0,
+            None => start::<serde::de::IgnoredAny>(&self.subject)?.0,
         };
-        let reply = place.call(request, body)?;
-        *slot = Some(place);
-        decode(&reply)
+        let reply = decode(&place.call(request, body)?);
+        // A panic may have left the state of a template or a tokenizer inconsistent.
+        if !matches!(reply, Err(Failure::Panicked(_))) {
+            *slot = Some(place);
+        }
+        reply
     }
 }
 
-fn start(subject: &Subject) -> Result<(Place, Vec<u8>), Failure> {
-    let mut place = match PROCESSES.load(Ordering::Relaxed) {
-        true => Place::Process(Process::start()?),
-        false => Place::Here(Box::default()),
-    };
+/// Loads a subject in a new place and returns the place and its reply.
+fn start<T: DeserializeOwned>(subject: &Subject) -> Result<(Place, T), Failure> {
+    let mut place = Place::start()?;
     let (request, body) = subject.load()?;
-    let reply = place.call(request, &body)?;
+    let reply = decode(&place.call(request, &body)?)?;
     Ok((place, reply))
 }
 
 impl Place {
+    /// Starts a process if the program allows it, else makes a session in the program's own.
+    fn start() -> Result<Self, Failure> {
+        #[cfg(feature = "sandbox")]
+        if sandbox::is_on() {
+            return sandbox::Process::start().map(Self::Process);
+        }
+        Ok(Self::Local(Box::default()))
+    }
+
+    /// Sends a request and returns the reply as JSON.
     fn call(&mut self, request: Request, body: &[u8]) -> Result<Vec<u8>, Failure> {
-        let limits = request.limits(body.len());
         match self {
-            Self::Process(process) => process.call(&Head { request, limits }, body),
-            Self::Here(session) => Ok(session.answer(request, body)),
+            Self::Local(local) => local.call(request, body),
+            #[cfg(feature = "sandbox")]
+            Self::Process(process) => process.call(request, body),
         }
     }
 }
 
 fn decode<T: DeserializeOwned>(reply: &[u8]) -> Result<T, Failure> {
-    let reply: Result<T, String> =
+    let reply: Result<T, Refusal> =
         serde_json::from_slice(reply).map_err(|error| Failure::Worker {
             what: format!("gave a reply that is none: {error}"),
         })?;
-    reply.map_err(Failure::Refused)
+    reply.map_err(Failure::from)
 }

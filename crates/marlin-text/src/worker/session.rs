@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::Serialize;
 
-use super::protocol::Request;
+use super::request::{Refusal, Request};
 use super::template::Template;
 use super::tokenizer::LoadedTokenizer;
 
@@ -20,21 +20,25 @@ pub(super) struct Session {
 const SHOWN: usize = 1000;
 
 impl Session {
-    /// Returns the reply to a request, as JSON. A panic becomes an error with the panic's message.
+    /// Returns the reply to a request, a `Result<_, Refusal>` as JSON. A panic becomes a
+    /// [`Refusal::Panic`]; after it the session is not used again.
     pub fn answer(&mut self, request: Request, body: &[u8]) -> Vec<u8> {
-        // A panic leaves no inconsistent state behind: the next request finds the same template or
-        // tokenizer.
         let reply = catch_unwind(AssertUnwindSafe(|| self.reply(request, body)));
-        let error = match reply {
+        let refusal = match reply {
             Ok(Ok(reply)) => return reply,
-            Ok(Err(message)) => message,
-            Err(panic) => format!("it panicked: {}", panic_message(panic.as_ref())),
+            Ok(Err(refusal)) => refusal,
+            Err(panic) => Refusal::Panic(panic_message(panic.as_ref()).into()),
         };
-        let shown: String = error.chars().take(SHOWN).collect();
-        to_json(&Err::<(), _>(shown)).unwrap_or_default()
+        let shown = |message: String| message.chars().take(SHOWN).collect();
+        let refusal = match refusal {
+            Refusal::Message(message) => Refusal::Message(shown(message)),
+            Refusal::Panic(message) => Refusal::Panic(shown(message)),
+            other => other,
+        };
+        to_json(&Err::<(), _>(refusal)).unwrap_or_default()
     }
 
-    fn reply(&mut self, request: Request, body: &[u8]) -> Result<Vec<u8>, String> {
+    fn reply(&mut self, request: Request, body: &[u8]) -> Result<Vec<u8>, Refusal> {
         let text = || std::str::from_utf8(body).map_err(|error| error.to_string());
         let (template, tokenizer) = (self.template.as_ref(), self.tokenizer.as_ref());
         let template = || template.ok_or("no template is loaded");
@@ -63,15 +67,16 @@ impl Session {
     }
 }
 
-fn ok(value: impl Serialize) -> Result<Vec<u8>, String> {
-    to_json(&Ok::<_, String>(value))
+fn ok(value: impl Serialize) -> Result<Vec<u8>, Refusal> {
+    to_json(&Ok(value))
 }
 
-fn to_json(reply: &Result<impl Serialize, String>) -> Result<Vec<u8>, String> {
-    serde_json::to_vec(reply).map_err(|error| error.to_string())
+fn to_json(reply: &Result<impl Serialize, Refusal>) -> Result<Vec<u8>, Refusal> {
+    serde_json::to_vec(reply).map_err(|error| error.to_string().into())
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> &str {
+/// Returns the message that a panic was raised with.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("without a message")

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
 use super::oniguruma::rewrite_patterns;
-use super::protocol::{ConfigTokens, Loaded};
+use super::request::{ConfigTokens, Loaded};
 
 /// A tokenizer, without the truncation and padding of its file: a prompt is encoded as it is.
 #[derive(Debug)]

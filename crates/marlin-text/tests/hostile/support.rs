@@ -19,6 +19,12 @@ pub enum Expected {
     Bound,
     /// Nesting deeper than the limit.
     Nesting,
+    /// More steps than the limit.
+    Steps,
+    /// More output than the limit.
+    Output,
+    /// A panic.
+    Panicked,
     /// An error or none, depending on the version of the library; the caller survives.
     Survived,
 }
@@ -41,7 +47,13 @@ pub fn trial(
                 }
                 (Some(Failure::Time { .. } | Failure::Memory { .. }), Expected::Bound)
                 | (Some(Failure::Nesting), Expected::Nesting)
-                | (Some(Failure::Refused(_) | Failure::Nesting), Expected::Survived) => true,
+                | (Some(Failure::Steps { .. }), Expected::Steps)
+                | (Some(Failure::Output { .. }), Expected::Output)
+                | (Some(Failure::Panicked(_)), Expected::Panicked)
+                | (
+                    Some(Failure::Refused(_) | Failure::Panicked(_) | Failure::Nesting),
+                    Expected::Survived,
+                ) => true,
                 _ => false,
             },
         };

@@ -7,11 +7,15 @@ mod text;
 mod values;
 
 use std::collections::BTreeMap;
+use std::error::Error as StdError;
+use std::io;
 
 use marlin_format::with_causes;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind as TemplateErrorKind, context};
+
+use super::request::Refusal;
 
 /// A compiled template.
 #[derive(Debug)]
@@ -29,11 +33,22 @@ const NAME: &str = "chat_template";
 /// models need a few hundred steps for each message. The steps must fit in a template's time limit,
 /// also on a slow core and without optimisation: there 10 million steps took 2.7 of the 4 s, and
 /// more than 4 s beside other work (AMD EPYC without AVX-512).
-const FUEL: u64 = 4_000_000;
+pub(super) const FUEL: u64 = 4_000_000;
+
+/// The largest number of bytes of a template. Templates of published models have some thousand.
+/// Jinja's parser recurses for every operand of an expression, so that the length bounds the depth
+/// of its recursion.
+pub(super) const MAX_TEMPLATE_BYTES: usize = 256 << 10;
+
+/// The largest number of bytes of a rendered conversation.
+pub(super) const MAX_RENDERED_BYTES: usize = 32 << 20;
 
 impl Template {
-    pub fn compile(text: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, String> {
-        let error = |error: Error| with_causes(&error);
+    pub fn compile(text: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, Refusal> {
+        if text.len() > MAX_TEMPLATE_BYTES {
+            return Err(Refusal::Length { bytes: text.len() });
+        }
+        let error = |error: Error| refusal(&error);
         let mut environment = Environment::new();
         // Jinja is set up as in `transformers`, and values behave as in Python.
         environment.set_syntax(
@@ -67,11 +82,12 @@ impl Template {
         }
         environment.add_filter("forceescape", values::force_escape);
         environment.add_filter(source::MOD, values::modulo);
+        environment.add_filter(source::STORE, values::storable);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.set_fuel(Some(FUEL));
         environment
-            .add_template_owned(NAME, source::rewritten(text))
+            .add_template_owned(NAME, source::rewritten(text)?)
             .map_err(error)?;
         Ok(Self {
             environment,
@@ -83,22 +99,73 @@ impl Template {
         &self,
         messages: &[serde_json::Value],
         add_generation_prompt: bool,
-    ) -> Result<String, String> {
+    ) -> Result<String, Refusal> {
         let template = self
             .environment
             .get_template(NAME)
-            .map_err(|error| with_causes(&error))?;
+            .map_err(|error| refusal(&error))?;
         let tokens = Value::from_pairs(
             self.special_tokens
                 .iter()
                 .map(|(name, token)| (name.as_str(), token.as_str())),
         );
         let messages = Value::from(Serde(messages));
-        let rendered = template.render(
-            context! { messages, add_generation_prompt, tools => (), documents => (), ..tokens },
-        );
-        rendered.map_err(|error| with_causes(&error))
+        let context =
+            context! { messages, add_generation_prompt, tools => (), documents => (), ..tokens };
+        let mut output = Rendered::default();
+        let rendered = template
+            .render_captured_to(context, &mut output)
+            .map(drop)
+            .map_err(|error| refusal(&error));
+        if output.is_full {
+            return Err(Refusal::Output);
+        }
+        rendered?;
+        String::from_utf8(output.text).map_err(|error| error.to_string().into())
     }
+}
+
+/// The text that a template has written, of at most [`MAX_RENDERED_BYTES`].
+#[derive(Debug, Default)]
+struct Rendered {
+    text: Vec<u8>,
+    /// True if the template tried to write more than the limit.
+    is_full: bool,
+}
+
+impl io::Write for Rendered {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > MAX_RENDERED_BYTES - self.text.len() {
+            self.is_full = true;
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The cause of an error that stops a template because a value is nested too deeply.
+#[derive(Debug, thiserror::Error)]
+#[error("a value is nested too deeply")]
+struct TooDeep;
+
+/// Returns the refusal for an error of a template.
+fn refusal(error: &Error) -> Refusal {
+    let first: &(dyn StdError + 'static) = error;
+    for cause in std::iter::successors(Some(first), |&cause| cause.source()) {
+        if cause.is::<TooDeep>() {
+            return Refusal::Nesting;
+        }
+        let error: Option<&Error> = cause.downcast_ref();
+        if error.is_some_and(|error| error.kind() == TemplateErrorKind::OutOfFuel) {
+            return Refusal::Steps;
+        }
+    }
+    Refusal::Message(with_causes(error))
 }
 
 /// Implements the function `raise_exception`, with which templates refuse a conversation.

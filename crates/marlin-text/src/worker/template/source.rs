@@ -3,13 +3,29 @@
 //! | Jinja | minijinja |
 //! |---|---|
 //! | `a % b`, also the format of a text | `(a)|__mod__(b)`, a filter that implements both |
+//! | `{% set a.b = c %}` | `{% set a.b = (c)|__store__ %}`, a filter that bounds the nesting of values |
 //! | `{% generation %}` of transformers, which marks the text that a model is trained on and renders nothing itself | `{% if true %}` |
+
+use crate::worker::request::Refusal;
 
 /// The name of the filter that `%` becomes.
 pub(super) const MOD: &str = "__mod__";
 
+/// The name of the filter through which a value goes that is assigned to an attribute.
+pub(super) const STORE: &str = "__store__";
+
+/// The largest number of `%` in a tag, each of which becomes a pair of brackets around the
+/// operators before it.
+const MOST_REMAINDERS: usize = 1000;
+
+/// The largest number of signs in a row. Jinja's parser recurses for each.
+const MOST_SIGNS: usize = 1000;
+
 /// Rewrites a template's text.
-pub(super) fn rewritten(text: &str) -> String {
+///
+/// # Errors
+/// [`Refusal::Nesting`] for a tag with too many operators `%`, or with too many signs in a row.
+pub(super) fn rewritten(text: &str) -> Result<String, Refusal> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(start) = rest.find('{') {
@@ -17,7 +33,7 @@ pub(super) fn rewritten(text: &str) -> String {
         out.push_str(before);
         let length = match tag.as_bytes().get(1) {
             Some(b'#') => tag.find("#}").map_or(tag.len(), |end| end + 2),
-            Some(b'%' | b'{') => rewrite_tag(tag, &mut out),
+            Some(b'%' | b'{') => rewrite_tag(tag, &mut out)?,
             _ => 1,
         };
         // `rewrite_tag` has already appended a tag; other text is appended here.
@@ -27,38 +43,78 @@ pub(super) fn rewritten(text: &str) -> String {
         rest = &tag[length..];
     }
     out.push_str(rest);
-    out
+    Ok(out)
 }
 
 /// Appends the tag that `text` begins with, and after a `raw` tag all text up to the end of the
 /// block. Returns the number of bytes read.
-fn rewrite_tag(text: &str, out: &mut String) -> usize {
-    let Some((tokens, end)) = tokens(text) else {
+fn rewrite_tag(text: &str, out: &mut String) -> Result<usize, Refusal> {
+    let found = tokens(text);
+    let end = found.as_ref().map_or(text.len(), |(_, end)| *end);
+    if longest_signs(&text[..end]) > MOST_SIGNS {
+        return Err(Refusal::Nesting);
+    }
+    let Some((found, end)) = found else {
         // The tag does not end; minijinja reports that.
         out.push_str(text);
-        return text.len();
+        return Ok(text.len());
     };
-    let inner = tokens
+    let stored = stored(text, &found, end);
+    let (tag, found) = match stored.as_deref() {
+        Some(tag) => (tag, tokens(tag).map_or(found, |(found, _)| found)),
+        None => (&text[..end], found),
+    };
+    let word = |token: &Token| &tag[token.start..token.end];
+    let inner = found
         .first()
-        .zip(tokens.last())
-        .map(|(first, last)| &text[first.start..last.end]);
+        .zip(found.last())
+        .map(|(first, last)| &tag[first.start..last.end]);
     match inner {
-        Some("generation") => out.push_str(&text[..end].replace("generation", "if true")),
-        Some("endgeneration") => out.push_str(&text[..end].replace("endgeneration", "endif")),
+        Some("generation") => out.push_str(&tag.replace("generation", "if true")),
+        Some("endgeneration") => out.push_str(&tag.replace("endgeneration", "endif")),
         Some("raw") if text.starts_with("{%") => {
             let end = end + raw_length(&text[end..]);
             out.push_str(&text[..end]);
-            return end;
+            return Ok(end);
         }
-        _ if tokens
-            .iter()
-            .any(|token| &text[token.start..token.end] == "%") =>
-        {
-            rewrite_expressions(text, &tokens, end, out)
-        }
-        _ => out.push_str(&text[..end]),
+        _ => match found.iter().filter(|token| word(token) == "%").count() {
+            0 => out.push_str(tag),
+            1..=MOST_REMAINDERS => rewrite_expressions(tag, &found, tag.len(), out),
+            _ => return Err(Refusal::Nesting),
+        },
     }
-    end
+    Ok(end)
+}
+
+/// Returns the length of the longest run of minus signs, between which there may be white space.
+fn longest_signs(text: &str) -> usize {
+    let (mut run, mut longest) = (0, 0);
+    for byte in text.bytes().filter(|byte| !byte.is_ascii_whitespace()) {
+        run = if byte == b'-' { run + 1 } else { 0 };
+        longest = longest.max(run);
+    }
+    longest
+}
+
+/// Returns the tag with these tokens, which ends at `end`, with its value through the filter
+/// [`STORE`], if the tag assigns to an attribute: `{% set a.b = c %}`, `{% set a.b | filter %}`.
+fn stored(text: &str, tokens: &[Token], end: usize) -> Option<String> {
+    let word = |token: &Token| &text[token.start..token.end];
+    let (set, target) = tokens.split_first()?;
+    let assigns = target
+        .iter()
+        .position(|token| matches!(word(token), "=" | "|"))?;
+    let (target, value) = target.split_at(assigns);
+    if word(set) != "set" || !target.iter().any(|token| word(token) == ".") {
+        return None;
+    }
+    let (operator, last) = (value.first()?, value.last()?);
+    let (before, value) = text[..last.end].split_at(operator.end);
+    let (value, after) = (value.trim_start(), &text[last.end..end]);
+    Some(match word(operator) {
+        "=" => format!("{before} ({value})|{STORE}{after}"),
+        _ => format!("{before} {value}|{STORE}{after}"),
+    })
 }
 
 /// Returns the number of bytes up to the tag that ends a raw block.
@@ -342,7 +398,44 @@ mod tests {
             ("{{ 7 % 4", "{{ 7 % 4"),
             ("{{ 'a", "{{ 'a"),
         ] {
-            assert_eq!(rewritten(text), expected);
+            assert_eq!(rewritten(text).as_deref(), Ok(expected));
         }
+    }
+
+    #[test]
+    fn values_of_attributes_go_through_a_filter() {
+        for (text, expected) in [
+            (
+                "{%- set ns.a = b % 2 -%}",
+                "{%- set ns.a = ((b)|__mod__( 2))|__store__ -%}",
+            ),
+            (
+                "{% set a.b, c = 1, [2] %}",
+                "{% set a.b, c = (1, [2])|__store__ %}",
+            ),
+            (
+                "{% set a.b | default(a, true) %}{% endset %}",
+                "{% set a.b | default(a, true)|__store__ %}{% endset %}",
+            ),
+            ("{% set a.b %}1{% endset %}", "{% set a.b %}1{% endset %}"),
+            ("{% set a = b.c %}", "{% set a = b.c %}"),
+            ("{% if a.b == 'set' %}", "{% if a.b == 'set' %}"),
+        ] {
+            assert_eq!(rewritten(text).as_deref(), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn long_runs_of_signs_and_remainders_are_refused() {
+        let tag = |inner: String| rewritten(&format!("{{{{ {inner} }}}}"));
+        assert!(tag(format!("{}1", "- ".repeat(MOST_SIGNS))).is_ok());
+        let more = format!("{}1", "- ".repeat(MOST_SIGNS + 1));
+        assert_eq!(rewritten(&format!("{{{{ {more}")), Err(Refusal::Nesting));
+        assert_eq!(tag(more), Err(Refusal::Nesting));
+        assert!(tag(format!("1{}", "%1".repeat(MOST_REMAINDERS))).is_ok());
+        assert_eq!(
+            tag(format!("1{}", "%1".repeat(MOST_REMAINDERS + 1))),
+            Err(Refusal::Nesting)
+        );
     }
 }

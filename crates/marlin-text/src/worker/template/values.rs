@@ -1,10 +1,13 @@
 //! Filters, and the formatting of values, as in Python where minijinja differs.
 
 use std::fmt::Write;
+use std::sync::LazyLock;
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, Output, State, Value, filters};
+use minijinja::{Error, ErrorKind, Output, State, Value, filters, functions};
+
+use super::TooDeep;
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
@@ -86,6 +89,48 @@ pub(super) fn write(
         None => out.write_str(&text(value)),
     };
     written.map_err(|error| Error::new(ErrorKind::WriteFailure, error.to_string()))
+}
+
+/// The largest depth of a value that is assigned to an attribute of a namespace.
+const MOST_LEVELS: usize = 100;
+
+/// Implements the filter through which a value goes that is assigned to an attribute of a
+/// namespace. Returns the value unchanged.
+///
+/// Only such an assignment can nest values once more in every step of a loop, or make a value
+/// contain itself. A value that is nested too deeply, or that contains a namespace, is an error.
+pub(super) fn storable(value: Value) -> Result<Value, Error> {
+    if is_storable(&value, MOST_LEVELS) {
+        Ok(value)
+    } else {
+        Err(invalid("a namespace cannot hold this value").with_source(TooDeep))
+    }
+}
+
+fn is_storable(value: &Value, levels: usize) -> bool {
+    /// The name of the type of namespaces, which minijinja does not export.
+    static NAMESPACE: LazyLock<Option<&str>> = LazyLock::new(|| {
+        let namespace = functions::namespace(None).ok()?;
+        namespace.as_object().map(|object| object.type_name())
+    });
+    let Some(object) = value.as_object() else {
+        return true;
+    };
+    let within = |value: &Value| levels > 0 && is_storable(value, levels - 1);
+    match value.kind() {
+        _ if Some(object.type_name()) == *NAMESPACE => false,
+        ValueKind::Seq | ValueKind::Iterable => value
+            .try_iter()
+            .into_iter()
+            .flatten()
+            .all(|value| within(&value)),
+        ValueKind::Map => value
+            .try_iter()
+            .into_iter()
+            .flatten()
+            .all(|key| within(&key) && value.get_item(&key).is_ok_and(|inner| within(&inner))),
+        _ => true,
+    }
 }
 
 /// Implements the filter `string`.

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::protocol::{Limits, read_request, write_reply};
-use super::session::Session;
+use crate::worker::session::Session;
 
 /// The line that a worker writes before it ends itself because it took too long.
 pub(super) const TIMED_OUT: &str = "marlin-text-worker: out of time";

@@ -3,16 +3,17 @@
 use std::io::{self, Read};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use super::protocol::{Head, read_reply, write_request};
-use super::{Limits, child};
+use super::child;
+use super::protocol::{Head, Limits, read_reply, write_request};
 use crate::Failure;
+use crate::worker::request::Request;
 
 /// The argument that starts the program as a worker.
 pub(super) const ARGUMENT: &str = "marlin-text-worker";
 
 /// A process that waits for requests. It ends when the handle is dropped, or with the program.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(in crate::worker) struct Process {
     child: Child,
     requests: ChildStdin,
     replies: ChildStdout,
@@ -50,13 +51,14 @@ impl Process {
     }
 
     /// Sends a request and waits for the reply. After a failure the process has ended.
-    pub fn call(&mut self, head: &Head, body: &[u8]) -> Result<Vec<u8>, Failure> {
+    pub fn call(&mut self, request: Request, body: &[u8]) -> Result<Vec<u8>, Failure> {
+        let limits = Limits::of(&request, body.len());
         // If the process ended before it read the whole request, the error is the reason for its
         // end, not the failed write.
-        let asked = write_request(&mut self.requests, head, body);
+        let asked = write_request(&mut self.requests, &Head { request, limits }, body);
         asked
             .and_then(|()| read_reply(&mut self.replies))
-            .map_err(|error| self.failure(&error, head.limits))
+            .map_err(|error| self.failure(&error, limits))
     }
 
     /// Returns the reason why there is no reply.

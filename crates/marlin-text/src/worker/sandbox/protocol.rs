@@ -1,75 +1,19 @@
-//! The messages between a program and its worker.
+//! The messages between a program and its worker process.
 //!
 //! A request consists of the lengths of its head and its body, 32 bits each, little-endian; the
 //! head, a [`Head`] as JSON; and the body, the bytes of a text or a file. A reply is its length and
-//! a `Result<_, String>` as JSON.
+//! the JSON of [`Session::answer`](crate::worker::session::Session::answer).
 
-use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use tokenizers::AddedToken;
 
-/// A request to a worker.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Request {
-    /// Compiles the template in the body.
-    LoadTemplate {
-        /// The names of special tokens in templates, and their texts.
-        special_tokens: BTreeMap<String, String>,
-    },
-    /// Renders a conversation to text.
-    Render {
-        messages: Vec<Value>,
-        add_generation_prompt: bool,
-    },
-    /// Loads the `tokenizer.json` in the body. The reply is [`Loaded`].
-    LoadTokenizer {
-        /// The tokens to add to those of the tokenizer.
-        tokens: ConfigTokens,
-    },
-    /// Encodes the text in the body.
-    Encode { add_special_tokens: bool },
-    /// Decodes sequences of tokens.
-    Decode { sequences: Vec<Vec<u32>> },
-    /// Looks up the token whose text is the body. The reply is `None` if there is no such token.
-    TokenId,
-    /// Looks up the text of a token in the tokenizer's vocabulary. The reply is `None` if there is
-    /// no such token.
-    TokenText { id: u32 },
-}
-
-/// The tokens of the configs beside a `tokenizer.json`.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct ConfigTokens {
-    /// Added tokens by their ids in the configs. These ids only give the order: the tokens get the
-    /// ids that follow those of the tokenizer.
-    pub added: BTreeMap<u32, AddedToken>,
-    /// True if a token of [`added`](Self::added) takes precedence over the token of the same id in
-    /// `tokenizer.json`.
-    pub over_those_of_file: bool,
-    /// Special tokens with a name.
-    pub named: Vec<AddedToken>,
-    /// Special tokens without a name.
-    pub extra: Vec<AddedToken>,
-}
-
-/// The properties of a loaded tokenizer.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Loaded {
-    /// One more than the largest token id.
-    pub vocab_size: usize,
-    /// The special tokens, which decoding skips.
-    pub special: Vec<u32>,
-    /// Tokens added to those of the tokenizer's algorithm.
-    pub added: Vec<u32>,
-}
+use crate::worker::request::Request;
 
 /// The limits of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Limits {
+pub(super) struct Limits {
     pub time: Duration,
     /// Memory of the worker, in bytes.
     pub bytes: u64,
@@ -77,31 +21,31 @@ pub(crate) struct Limits {
 
 /// A request and its limits.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Head {
+pub(super) struct Head {
     pub request: Request,
     pub limits: Limits,
 }
 
-impl Request {
+impl Limits {
     /// Returns the limits of a call with a body of this length.
     ///
     /// Measured in a debug build, with another one running beside it on two cores of an EPYC (Zen
     /// 5): a template takes 0.05 ms; reading a tokenizer of the size of Gemma 3's, the largest
     /// published (262144 tokens, 514906 merges), takes 2.2 s and 420 MB; texts are encoded at 2
     /// MB/s.
-    pub fn limits(&self, body: usize) -> Limits {
+    pub fn of(request: &Request, body: usize) -> Self {
         const MB: u64 = 1 << 20;
         const TIME: Duration = Duration::from_secs(4);
         let megabytes = (body >> 20) as u32;
-        let per_megabyte = match self {
-            Self::LoadTokenizer { .. } => Duration::from_millis(125),
+        let per_megabyte = match request {
+            Request::LoadTokenizer { .. } => Duration::from_millis(125),
             _ => Duration::from_secs(1),
         };
-        let bytes = match self {
-            Self::LoadTemplate { .. } | Self::Render { .. } => 256 * MB,
+        let bytes = match request {
+            Request::LoadTemplate { .. } | Request::Render { .. } => 256 * MB,
             _ => 768 * MB,
         };
-        Limits {
+        Self {
             time: TIME + per_megabyte * megabytes,
             bytes,
         }
@@ -111,7 +55,7 @@ impl Request {
 /// The largest number of bytes of a head, a body or a reply; more than the limits above allow.
 const MOST: usize = 1 << 30;
 
-pub(crate) fn write_request(to: &mut impl Write, head: &Head, body: &[u8]) -> io::Result<()> {
+pub(super) fn write_request(to: &mut impl Write, head: &Head, body: &[u8]) -> io::Result<()> {
     let head = serde_json::to_vec(head)?;
     let lengths = [length(&head)?, length(body)?].concat();
     to.write_all(&[&lengths, head.as_slice()].concat())?;
@@ -120,7 +64,7 @@ pub(crate) fn write_request(to: &mut impl Write, head: &Head, body: &[u8]) -> io
 }
 
 /// Reads the next request; `None` if there are no more.
-pub(crate) fn read_request(from: &mut impl Read) -> io::Result<Option<(Head, Vec<u8>)>> {
+pub(super) fn read_request(from: &mut impl Read) -> io::Result<Option<(Head, Vec<u8>)>> {
     let mut lengths = [0; 8];
     match from.read_exact(&mut lengths) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -131,13 +75,13 @@ pub(crate) fn read_request(from: &mut impl Read) -> io::Result<Option<(Head, Vec
     Ok(Some((head, read_bytes(from, body)?)))
 }
 
-pub(crate) fn write_reply(to: &mut impl Write, reply: &[u8]) -> io::Result<()> {
+pub(super) fn write_reply(to: &mut impl Write, reply: &[u8]) -> io::Result<()> {
     to.write_all(&length(reply)?)?;
     to.write_all(reply)?;
     to.flush()
 }
 
-pub(crate) fn read_reply(from: &mut impl Read) -> io::Result<Vec<u8>> {
+pub(super) fn read_reply(from: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut length = [0; 4];
     from.read_exact(&mut length)?;
     read_bytes(from, &length)

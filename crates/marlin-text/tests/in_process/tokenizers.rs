@@ -1,0 +1,108 @@
+//! Files `tokenizer.json`.
+
+use std::fs;
+use std::path::Path;
+
+use marlin_text::{Failure, TextError, Tokenizer};
+use serde_json::{Value, json};
+
+use crate::failure;
+
+/// Returns a tokenizer with one token for each byte.
+fn byte_level() -> Value {
+    serde_json::from_str(include_str!("../byte_level.json")).unwrap()
+}
+
+fn open(dir: &Path, json: &str) -> Result<Tokenizer, TextError> {
+    let path = dir.join("tokenizer.json");
+    fs::write(&path, json).unwrap();
+    Tokenizer::open(&path)
+}
+
+/// Returns the tokenizer with a decoder that panics for texts of one `a`.
+fn panics_for_one_a() -> String {
+    let mut json = byte_level();
+    json["decoder"] = json!({ "type": "Strip", "content": "a", "start": 0, "stop": 2 });
+    json.to_string()
+}
+
+#[test]
+fn a_tokenizer_works_again_after_a_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = open(dir.path(), &panics_for_one_a()).unwrap();
+    for _ in 0..3 {
+        let result = tokenizer.decode(&[97]);
+        assert!(
+            matches!(failure(&result), Failure::Panicked(_)),
+            "{result:?}"
+        );
+        assert_eq!(tokenizer.decode(&[98]).unwrap(), "b");
+        assert_eq!(tokenizer.encode("ab").unwrap(), [256, 97, 98]);
+    }
+}
+
+/// After a panic the file is read again.
+#[test]
+fn a_tokenizer_is_loaded_again_after_a_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = open(dir.path(), &panics_for_one_a()).unwrap();
+    let result = tokenizer.decode(&[97]);
+    assert!(
+        matches!(failure(&result), Failure::Panicked(_)),
+        "{result:?}"
+    );
+    fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
+    let result = tokenizer.decode(&[98]);
+    assert!(matches!(failure(&result), Failure::File(_)), "{result:?}");
+}
+
+#[test]
+fn a_panic_of_loading_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut json = byte_level();
+    json["normalizer"] =
+        json!({ "type": "Precompiled", "precompiled_charsmap": "AAAAAAAA//////////8=" });
+    let result = open(dir.path(), &json.to_string());
+    assert!(
+        matches!(failure(&result), Failure::Panicked(_)),
+        "{result:?}"
+    );
+}
+
+#[test]
+fn deep_files_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut json = byte_level();
+    json["normalizer"] = "@".into();
+    let text = json.to_string().replace("\"@\"", &"[".repeat(1_000_000));
+    for text in ["[".repeat(1_000_000), text] {
+        let result = open(dir.path(), &text);
+        assert!(
+            matches!(failure(&result), Failure::Refused(_)),
+            "{result:?}"
+        );
+    }
+}
+
+/// Components nested as deep as JSON may be run on the caller's stack, here of 512 KiB.
+#[test]
+fn nested_components_run_on_a_small_stack() {
+    let dir = tempfile::tempdir().unwrap();
+    let nested = |name: &str, inner: Value| {
+        (0..40).fold(
+            inner,
+            |inner, _| json!({ "type": "Sequence", name: [inner] }),
+        )
+    };
+    let mut json = byte_level();
+    json["normalizer"] = nested("normalizers", json!({ "type": "NFC" }));
+    json["decoder"] = nested("decoders", json["decoder"].clone());
+    let tokenizer = open(dir.path(), &json.to_string()).unwrap();
+    let decoded = std::thread::Builder::new()
+        .stack_size(512 << 10)
+        .spawn(move || tokenizer.decode(&tokenizer.encode("ab")?))
+        .unwrap()
+        .join()
+        .unwrap();
+    assert_eq!(decoded.unwrap(), "ab");
+}
