@@ -88,6 +88,7 @@ impl WeightFormat {
             GroupSize::Channel => 0,
             grouped => grouped.as_i64() as u8,
         };
+        let permuted = if self.permuted { PERMUTED } else { 0 };
         let two_four = match self.sparsity {
             Sparsity::Dense => 0,
             Sparsity::TwoFour => TWO_FOUR,
@@ -97,7 +98,7 @@ impl WeightFormat {
             group,
             number(&ZeroPoint::ALL, scales.zero_point),
             number(&SCALE_DTYPES, scales.dtype),
-            u8::from(self.permuted) * PERMUTED | two_four,
+            permuted | two_four,
         ]
     }
 
@@ -115,7 +116,7 @@ impl WeightFormat {
             0 => Sparsity::Dense,
             _ => Sparsity::TwoFour,
         };
-        (rows <= PERMUTED | TWO_FOUR).then_some(Self {
+        (rows <= (PERMUTED | TWO_FOUR)).then_some(Self {
             spec,
             permuted: rows & PERMUTED != 0,
             sparsity,

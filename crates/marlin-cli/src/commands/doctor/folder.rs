@@ -96,14 +96,13 @@ fn fix(fault: &ModelError, dir: &Path) -> String {
             }
             _ => download(None),
         },
-        ModelError::Text(error) => match error {
+        ModelError::Text(
             TextError::Io { path, .. }
             | TextError::Json { path, .. }
             | TextError::Tokenizer { path, .. }
             | TextError::ChatTemplate { path, .. }
-            | TextError::ChatTemplateField { path, .. } => download(Some(path)),
-            _ => download(None),
-        },
+            | TextError::ChatTemplateField { path, .. },
+        ) => download(Some(path)),
         ModelError::Io { path, .. } | ModelError::Json { path, .. } => download(Some(path)),
         ModelError::GenerationConfig { path, .. } => {
             format!("correct or remove '{}'", path.display())
