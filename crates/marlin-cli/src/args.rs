@@ -1,11 +1,12 @@
 //! The command line.
 
+use crate::advise::cards::CardSpec;
 use crate::device::DeviceName;
 use crate::plot::PlotFile;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use marlin_format::{GroupSize, WeightValue};
-use marlin_lm::{OpenOptions, Override, SampleOptions};
+use marlin_lm::{MAX_SEQUENCES, OpenOptions, Override, SampleOptions};
 use std::error::Error;
 use std::path::PathBuf;
 
@@ -46,6 +47,9 @@ pub enum Command {
     Logits(LogitsArgs),
     /// List the kernel that runs each layer, and the reason for the choice.
     Kernels(KernelsArgs),
+    /// Tell which formats a model can have on a card: sizes, tokens per second, time to the first
+    /// token and accuracy, each measured or modelled. Only sizes are read of the folder's weights.
+    Advise(AdviseArgs),
     /// Check this machine and, if one is given, a checkpoint: versions, devices, drivers, NVRTC
     /// and caches, and the command that installs what is missing.
     Doctor(DoctorArgs),
@@ -327,6 +331,30 @@ pub struct KernelsArgs {
     #[arg(long)]
     pub all: bool,
     /// Print JSON, always with every layer.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct AdviseArgs {
+    /// Hugging Face folder; its `config.json` is enough.
+    pub dir: PathBuf,
+    /// Device whose card to use; by default the first present.
+    #[arg(long, conflicts_with = "card")]
+    pub device: Option<DeviceName>,
+    /// Card that need not be present, for example h100-80gb or rtx-4090; a name that is not known
+    /// lists all.
+    #[arg(long, value_name = "NAME")]
+    pub card: Option<CardSpec>,
+    /// Numbers of sequences that decode together. May be given several times.
+    #[arg(long, value_delimiter = ',', default_values = ["1", "8", "64"], value_parser = clap::value_parser!(u64).range(1..=MAX_SEQUENCES as u64).map(|number| number as usize))]
+    pub batch: Vec<usize>,
+    /// Tokens of each prompt; decode is that of the 64 tokens after it.
+    #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = clap::value_parser!(u64).range(1..).map(|number| number as usize))]
+    pub prompt: usize,
+    #[arg(long, help = format!("Positions of the cache of each sequence; without it {}, or the model's own limit if that is less", OpenOptions::DEFAULT_MAX_LEN))]
+    pub max_len: Option<usize>,
+    /// Print JSON.
     #[arg(long)]
     pub json: bool,
 }

@@ -45,6 +45,14 @@ pub enum CliError {
     AwqOfRtn,
     #[error("--device {name}: {reason}")]
     Device { name: &'static str, reason: String },
+    #[error(transparent)]
+    UnknownCard(#[from] crate::advise::cards::UnknownCard),
+    #[error(
+        "advice is about NVIDIA cards, and the device is {device}; --card NAME takes one that is not at hand: {cards}"
+    )]
+    NoCard { device: String, cards: String },
+    #[error("--prompt: {prompt} tokens and a next one do not fit a cache of {positions}")]
+    LongPrompt { prompt: usize, positions: usize },
     #[error("--ids: token {id} is not below the vocabulary's {vocab_size}")]
     TokenId { id: u32, vocab_size: usize },
     #[error("--ids: {found} tokens do not fit a cache of {max_len}")]

@@ -4,6 +4,7 @@
 //! The library has a single function, [`main`], so that a binary that combines several programs can
 //! include this one.
 
+mod advise;
 mod args;
 mod commands;
 mod device;
@@ -58,6 +59,7 @@ fn run(cli: &Cli) -> Result<(), CliError> {
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::Evaluate(args) => commands::evaluate::run(args),
         Command::Logits(args) => commands::logits::run(args),
+        Command::Advise(args) => commands::advise::run(args),
         Command::Kernels(args) => commands::kernels::run(args),
         Command::Doctor(args) => commands::doctor::run(args),
     }

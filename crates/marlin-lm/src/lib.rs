@@ -43,7 +43,7 @@ mod tokens;
 pub use architectures::Architecture;
 pub use config::{
     GenerationConfig, Llama3RopeScaling, LongRopeScaling, ModelConfig, ModelConfigError,
-    RopeScaling, SlidingWindow, YarnRopeScaling,
+    ModelSizes, RopeScaling, SlidingWindow, YarnRopeScaling,
 };
 pub use engine::{Engine, MAX_SEQUENCES, RequestParams, StepOutput, StopReason};
 pub use error::ModelError;

@@ -1,5 +1,6 @@
 //! The commands, one module each.
 
+pub mod advise;
 pub mod chat;
 pub mod doctor;
 pub mod evaluate;

@@ -1,6 +1,7 @@
 //! Tests of the program `burn-marlin`, run as a user runs it, on the shipped model and on small
 //! random models.
 
+mod advise;
 mod bad_input;
 mod chat;
 mod doctor;

@@ -5,6 +5,7 @@ mod generation;
 mod raw;
 mod raw_rope;
 mod rope;
+mod sizes;
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -18,6 +19,7 @@ pub use generation::GenerationConfig;
 pub(crate) use generation::{quantization_field, read_json};
 use raw::{RawClass, RawConfig};
 pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling};
+pub use sizes::ModelSizes;
 
 use crate::ModelError;
 use crate::architectures::{Architecture, BlockShape, Window};

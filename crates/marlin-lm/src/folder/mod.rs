@@ -42,8 +42,11 @@ impl OpenOptions {
 }
 
 impl OpenOptions {
-    /// Returns the number of positions of the KV cache.
-    fn positions(&self, config: &ModelConfig) -> Result<usize, ModelError> {
+    /// Returns the number of positions of the KV cache of a model.
+    ///
+    /// # Errors
+    /// [`ModelError::MaxLen`] if [`max_len`](Self::max_len) is 0 or above the model's limit.
+    pub fn positions(&self, config: &ModelConfig) -> Result<usize, ModelError> {
         let limit = config.positions();
         let asked = self.max_len.unwrap_or(limit.min(Self::DEFAULT_MAX_LEN));
         if asked == 0 || asked > limit {

@@ -184,7 +184,7 @@ fn compiler(cards: &[Card], driver: Option<i32>) -> Check {
         Some(driver) if 1000 * major + 10 * minor > driver => Check::warning(
             "nvrtc",
             format!(
-                "{major}.{minor} is newer than the driver, which may refuse its PTX: it is for CUDA {}",
+                "{major}.{minor} is newer than the driver, for CUDA {}, which may refuse its PTX",
                 cuda_version(driver)
             ),
             install(Package::CudaDriver),

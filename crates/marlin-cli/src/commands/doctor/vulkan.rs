@@ -60,7 +60,7 @@ fn instance_version(library: &Library) -> String {
         Ok(0) => format!(
             "Vulkan {}.{}.{}",
             version >> 22,
-            version >> 12 & 0x3ff,
+            (version >> 12) & 0x3ff,
             version & 0xfff
         ),
         Ok(code) => format!("its version is not known (VkResult {code})"),

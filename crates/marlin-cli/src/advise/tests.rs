@@ -1,0 +1,326 @@
+use super::Format;
+use super::accuracy::{FAMILY, FAMILY_FILES, FAMILY_MODELS, note};
+use super::cards::{CARDS, CardSpec, H100, H200};
+use super::cost::{self, Basis, REFERENCES};
+use super::records::{DECODE, Model, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, Record};
+use marlin_testing::repository_file;
+use serde_json::Value;
+
+fn record_text(file: &str) -> String {
+    let path = repository_file(&format!("benches/records/{file}"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn model_name(model: Model) -> &'static str {
+    match model {
+        Model::Llama2Seven => "llama-2-7b",
+        Model::Llama3Eight => "llama-3-8b",
+        Model::Llama2Seventy => "llama-2-70b",
+        Model::Shipped => "train-tiny-llama",
+    }
+}
+
+/// Returns the name of a format in the records; int4 in groups of 32 is in none.
+fn weights_name(format: Format) -> &'static str {
+    match format {
+        Format::F16 => "f16",
+        Format::Int8 => "w8a16",
+        Format::Int4 => "w4a16",
+        Format::Int4TwoFour => "w4a16-24",
+        Format::Int4G32 => "none",
+    }
+}
+
+/// Returns the first number in the column of a file for a run of decode: of a JSON record its
+/// field, of a log the cell below the header.
+fn decode_figure(record: &Record, sequences: usize, field: &str, cell: usize) -> f64 {
+    let text = record_text(record.file);
+    let (model, weights) = (model_name(record.model), weights_name(record.format));
+    if record.file.ends_with(".json") {
+        let json: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(json["card"], record.card.title, "{}", record.file);
+        let row = json["rows"].as_array().unwrap().iter().find(|row| {
+            row["model"] == model
+                && row["weights"] == weights
+                && row["batch"] == sequences
+                && row["prompt_tokens"] == PROMPT_TOKENS
+                && row["new_tokens"] == NEW_TOKENS
+        });
+        return row.unwrap()[field].as_f64().unwrap();
+    }
+    assert!(
+        text.contains(&format!(
+            "{}: {PROMPT_TOKENS} prompt tokens",
+            record.card.title
+        )),
+        "{}",
+        record.file
+    );
+    let start = [
+        model.to_owned(),
+        weights.into(),
+        sequences.to_string(),
+        NEW_TOKENS.to_string(),
+    ];
+    let cells = text
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .find(|cells| cells.len() > cell && cells[..4] == start)
+        .unwrap_or_else(|| panic!("{start:?} is not in {}", record.file));
+    cells[cell].parse().unwrap()
+}
+
+/// Returns the time to the first token of one prompt in a file.
+fn prompt_figure(record: &Record, tokens: usize) -> f64 {
+    if !record.file.starts_with("prompts-") {
+        assert_eq!(tokens, PROMPT_TOKENS);
+        return decode_figure(record, 1, "ttft_ms", 4);
+    }
+    let json: Value = serde_json::from_str(&record_text(record.file)).unwrap();
+    assert_eq!(json["card"], record.card.title, "{}", record.file);
+    let row = json["rows"].as_array().unwrap().iter().find(|row| {
+        row["model"] == model_name(record.model)
+            && row["weights"] == weights_name(record.format)
+            && row["prompts"] == 1
+            && row["tokens"] == tokens
+    });
+    row.unwrap()["ttft_ms"].as_f64().unwrap()
+}
+
+#[test]
+fn records_have_the_times_of_their_files() {
+    for (records, is_decode) in [(DECODE, true), (PROMPTS, false)] {
+        for record in records {
+            assert!(record.milliseconds.is_sorted_by_key(|(number, _)| *number));
+            for &(number, time) in record.milliseconds {
+                let found = match is_decode {
+                    true => decode_figure(record, number, "time_per_output_token_ms", 6),
+                    false => prompt_figure(record, number),
+                };
+                assert!(
+                    (found - time).abs() < 0.000_51,
+                    "{record:?}: {time} at {number}, and the file has {found}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn changes_of_perplexity_are_those_of_the_files() {
+    let files =
+        FAMILY_FILES.map(|file| -> Value { serde_json::from_str(&record_text(file)).unwrap() });
+    let models: Vec<&Value> = files
+        .iter()
+        .flat_map(|file| file["models"].as_array().unwrap())
+        .collect();
+    for record in FAMILY {
+        for (name, change) in FAMILY_MODELS.iter().zip(record.changes) {
+            let model = models.iter().find(|model| model["name"] == *name).unwrap();
+            let variants = model["variants"].as_array().unwrap();
+            let variant = variants
+                .iter()
+                .find(|variant| variant["name"] == record.variant);
+            let found = 100.0 * variant.unwrap()["change"].as_f64().unwrap();
+            assert!(
+                (found - change).abs() < 0.0051,
+                "{name}, {}: {change}, and the file has {found}",
+                record.variant
+            );
+        }
+    }
+    for format in Format::ALL {
+        let has_source = note(format).contains("measured");
+        assert_eq!(has_source, format != Format::F16, "{format:?}");
+    }
+}
+
+#[test]
+fn every_card_has_a_name_and_runs_all_formats() {
+    let config = Model::Llama2Seven.config();
+    for card in CARDS {
+        assert_eq!(card.name.parse::<CardSpec>(), Ok(card));
+        assert_eq!(card.name.to_uppercase().parse::<CardSpec>(), Ok(card));
+        assert_eq!(CardSpec::of_title(card.title), Ok(card));
+        for format in Format::ALL {
+            assert!(
+                format.runs(&config, &card.target()),
+                "{format:?} on {card:?}"
+            );
+        }
+    }
+    let error = "gtx-1080".parse::<CardSpec>().unwrap_err().to_string();
+    for card in CARDS {
+        assert!(error.contains(card.name), "{error}");
+    }
+}
+
+#[test]
+fn formats_that_the_kernels_do_not_take_are_left_out() {
+    // 2:4 weights need a K that is a multiple of 4.
+    let mut config = Model::Shipped.config();
+    config.intermediate_size = 770;
+    assert!(Format::Int4.runs(&config, &H200.target()));
+    assert!(!Format::Int4TwoFour.runs(&config, &H200.target()));
+    assert!(!Format::Int4.runs(&config, &marlin_kernels::Target::FLEX));
+    assert!(Format::F16.runs(&config, &marlin_kernels::Target::FLEX));
+}
+
+/// Returns the relative error of the modelled time of a decode step, from other models' records
+/// alone.
+fn decode_error(record: &Record, sequences: usize, measured: f64) -> f64 {
+    let others: Vec<Model> = REFERENCES
+        .into_iter()
+        .filter(|model| *model != record.model)
+        .collect();
+    let modelled = cost::model_decode(
+        &record.model.config(),
+        record.format,
+        &record.card,
+        sequences,
+        PROMPT_TOKENS,
+        &others,
+    );
+    assert_eq!(modelled.basis, Basis::Modelled);
+    assert!(modelled.floor_milliseconds < modelled.milliseconds);
+    assert!(modelled.floor_milliseconds < measured, "{record:?}");
+    modelled.milliseconds / measured - 1.0
+}
+
+#[test]
+fn steps_that_are_modelled_from_other_models_are_near_the_measured_ones() {
+    for record in DECODE {
+        for &(sequences, measured) in record.milliseconds {
+            let error = decode_error(record, sequences, measured);
+            println!(
+                "decode {} {:?} {:?} {sequences}: {measured} ms, {:+.1} %",
+                record.card.name,
+                record.model,
+                record.format,
+                100.0 * error
+            );
+            let limit = match (record.model, record.format) {
+                (Model::Llama2Seven | Model::Llama3Eight, Format::Int4) => 0.15,
+                (Model::Llama2Seven | Model::Llama3Eight, _) => 0.35,
+                (Model::Llama2Seventy, _) => 0.46,
+                (Model::Shipped, _) => 0.3,
+            };
+            assert!(error.abs() < limit, "{record:?}, {sequences}: {error}");
+        }
+    }
+}
+
+#[test]
+fn steps_that_are_modelled_from_their_own_record_have_its_times() {
+    for record in DECODE.iter().filter(|record| record.milliseconds.len() > 1) {
+        if !REFERENCES.contains(&record.model) {
+            continue;
+        }
+        for &(sequences, measured) in record.milliseconds {
+            let (config, card) = (record.model.config(), &record.card);
+            let modelled = cost::model_decode(
+                &config,
+                record.format,
+                card,
+                sequences,
+                PROMPT_TOKENS,
+                &[record.model],
+            );
+            assert!(
+                (modelled.milliseconds - measured).abs() < 1e-9,
+                "{record:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn modelled_prompts_are_near_the_measured_ones() {
+    for record in PROMPTS {
+        for &(tokens, measured) in record.milliseconds {
+            let config = record.model.config();
+            let modelled = cost::model_first_token(&config, record.format, &record.card, tokens);
+            let error = modelled.milliseconds / measured - 1.0;
+            println!(
+                "prompt {} {:?} {:?} {tokens}: {measured} ms, {:+.1} %",
+                record.card.name,
+                record.model,
+                record.format,
+                100.0 * error
+            );
+            assert!(modelled.floor_milliseconds < measured, "{record:?}");
+            assert!(error.abs() < 0.5, "{record:?}, {tokens}: {error}");
+        }
+    }
+}
+
+#[test]
+fn an_h100_is_predicted_from_an_h200() {
+    // The efficiencies of a card that is described as an H200 are those of the H200.
+    let mut described = H100;
+    described.name = H200.name;
+    for record in DECODE.iter().filter(|record| record.card == H100) {
+        for &(sequences, measured) in record.milliseconds {
+            let modelled = cost::model_decode(
+                &record.model.config(),
+                record.format,
+                &described,
+                sequences,
+                PROMPT_TOKENS,
+                &REFERENCES,
+            );
+            let error = modelled.milliseconds / measured - 1.0;
+            println!(
+                "h100 from h200 {:?} {:?} {sequences}: {measured} ms, {:+.1} %",
+                record.model,
+                record.format,
+                100.0 * error
+            );
+            assert!(error.abs() < 0.46, "{record:?}, {sequences}: {error}");
+        }
+    }
+}
+
+#[test]
+fn measured_figures_are_of_the_measured_case_alone() {
+    let seven = Model::Llama2Seven.config();
+    let basis = |card, format, sequences, prompt| {
+        cost::decode(&seven, format, card, sequences, prompt).basis
+    };
+    assert_eq!(basis(&H200, Format::Int4, 64, 64), Basis::Measured);
+    assert_eq!(basis(&H100, Format::Int4, 64, 64), Basis::Measured);
+    assert_eq!(basis(&H200, Format::Int4, 64, 65), Basis::Modelled);
+    assert_eq!(basis(&H200, Format::Int4, 63, 64), Basis::Modelled);
+    assert_eq!(basis(&H200, Format::Int4G32, 1, 64), Basis::Modelled);
+    assert_eq!(basis(&CARDS[0], Format::Int4, 1, 64), Basis::Modelled);
+    let mut other = seven.clone();
+    other.num_hidden_layers += 1;
+    let other = cost::decode(&other, Format::Int4, &H200, 1, 64);
+    assert_eq!(other.basis, Basis::Modelled);
+    assert_eq!(other.records, ["decode-models-h200.log"]);
+    for tokens in [64, 512, 1024, 4000] {
+        let first = cost::first_token(&seven, Format::Int4, &H200, tokens);
+        assert_eq!(
+            (first.basis, first.records),
+            (Basis::Measured, vec!["prompts-h200.json"])
+        );
+    }
+}
+
+#[test]
+fn a_window_shortens_attention() {
+    let full = Model::Llama3Eight.config();
+    let mut windowed = full.clone();
+    windowed.sliding_window = Some(marlin_lm::SlidingWindow {
+        size: 1024,
+        first_layer: 0,
+    });
+    let step =
+        |config, prompt| cost::decode(config, Format::Int4, &H200, 64, prompt).floor_milliseconds;
+    assert_eq!(step(&full, 512), step(&windowed, 512));
+    assert!(step(&windowed, 4096) < 0.9 * step(&full, 4096));
+    let prompt =
+        |config, tokens| cost::first_token(config, Format::Int4, &H200, tokens).floor_milliseconds;
+    assert_eq!(prompt(&full, 1024), prompt(&windowed, 1024));
+    assert!(prompt(&windowed, 8192) < prompt(&full, 8192));
+}
