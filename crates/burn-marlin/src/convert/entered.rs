@@ -94,6 +94,11 @@ pub(super) fn pytorch_name(stack: &[Entered]) -> String {
     names.join(".")
 }
 
+/// Returns true inside a reparameterisation, whose tensors are not parameters of the model.
+pub(super) fn is_in_reparameterization(stack: &[Entered]) -> bool {
+    stack.iter().any(Entered::is_reparameterization)
+}
+
 /// Returns true if a parameter is the weight of a type named `Linear`.
 pub(super) fn is_linear_weight(stack: &[Entered]) -> bool {
     stack.last().is_some_and(Entered::is_weight_of_linear)

@@ -1,6 +1,6 @@
 //! The parameters of a model with the names and shapes that they have in a PyTorch checkpoint.
 
-use super::entered::{Entered, is_linear_weight, path, pytorch_name};
+use super::entered::{Entered, is_in_reparameterization, is_linear_weight, path, pytorch_name};
 use crate::QuantizedWeight;
 use crate::weight::{Passed, REPARAMETERIZATION};
 use burn::module::{Module, ModuleVisitor, Param, Parameter};
@@ -125,9 +125,6 @@ struct Visitor {
     /// Every module entered, the outermost first.
     stack: Vec<Entered>,
     parameters: Vec<ModelParameter>,
-    /// The number of reparameterisations entered. Tensors inside a reparameterisation are not
-    /// parameters of the model.
-    inside: usize,
     /// The depth of the stack at which the current quantised weight began, while its tensors are
     /// visited.
     weight: Option<usize>,
@@ -143,7 +140,7 @@ impl Visitor {
     ) where
         Tensor<D, K>: Parameter,
     {
-        if self.inside > 0 || self.weight.is_some() {
+        if self.weight.is_some() || is_in_reparameterization(&self.stack) {
             return;
         }
         let device = param.lazy_device();
@@ -193,7 +190,6 @@ impl ModuleVisitor for Visitor {
     #[track_caller]
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == REPARAMETERIZATION {
-            self.inside += 1;
             let path = path(&self.stack);
             if let Some(parameter) = self
                 .parameters
@@ -206,24 +202,23 @@ impl ModuleVisitor for Visitor {
         self.stack.push(Entered::new(name, container));
     }
 
-    fn exit_module(&mut self, _name: &str, container: &str) {
-        if container == REPARAMETERIZATION {
-            self.inside -= 1;
-        }
+    fn exit_module(&mut self, _name: &str, _container: &str) {
         self.stack.pop();
         self.weight.take_if(|depth| self.stack.len() < *depth);
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(weight) = Passed::visited(param).filter(|_| self.inside == 0) {
+        if let Some(weight) = Passed::visited(param)
+            && !is_in_reparameterization(&self.stack)
+        {
             self.add_weight(weight);
         }
         self.add(param, Kind::Float, |device| {
             device.settings().float_dtype.into()
         });
         if D == 2
-            && self.inside == 0
             && self.weight.is_none()
+            && !is_in_reparameterization(&self.stack)
             && is_linear_weight(&self.stack)
             && let Some(parameter) = self.parameters.last_mut()
         {

@@ -1,4 +1,4 @@
-use super::entered::{Entered, path};
+use super::entered::{Entered, is_in_reparameterization, path};
 use super::report::SkipReason;
 use crate::weight::REPARAMETERIZATION;
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
@@ -41,7 +41,6 @@ pub(super) fn survey<M: Module>(model: &M, types: Types<'_>) -> Survey {
     let mut visitor = Visitor {
         types,
         stack: Vec::new(),
-        inside: 0,
         found: Survey::new(),
     };
     model.visit(&mut visitor);
@@ -62,9 +61,6 @@ struct Visitor<'a> {
     types: Types<'a>,
     /// Every module entered, the outermost first.
     stack: Vec<Entered>,
-    /// The number of reparameterisations entered. Tensors inside a reparameterisation are not
-    /// layers of the model.
-    inside: usize,
     found: Survey,
 }
 
@@ -72,7 +68,6 @@ impl ModuleVisitor for Visitor<'_> {
     #[track_caller]
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == REPARAMETERIZATION {
-            self.inside += 1;
             let path = path(&self.stack);
             if let Some(candidate) = self
                 .found
@@ -89,15 +84,12 @@ impl ModuleVisitor for Visitor<'_> {
         self.stack.push(Entered::new(name, container));
     }
 
-    fn exit_module(&mut self, _name: &str, container: &str) {
-        if container == REPARAMETERIZATION {
-            self.inside -= 1;
-        }
+    fn exit_module(&mut self, _name: &str, _container: &str) {
         self.stack.pop();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.inside > 0 {
+        if is_in_reparameterization(&self.stack) {
             return;
         }
         let (shape, dtype) = if self.types.initialize || param.is_initialized() {
