@@ -12,7 +12,11 @@ use marlin_lm::{
     Engine, LanguageModel, OpenOptions, RequestParams, Sampling, StepOutput, StopReason,
     Suppression,
 };
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(
@@ -46,6 +50,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
             "engine::kernels_compiled_ahead_give_the_same_tokens",
             compiled_ahead,
         ));
+        tests.push(trial(device, KERNELS_TEST, kernels_of_a_pass));
     }
     tests.push(trial(
         device,
@@ -345,6 +350,71 @@ fn same_seed(device: &Device) {
         ),
         first
     );
+}
+
+/// The name of the test that runs in a process of its own.
+const KERNELS_TEST: &str = "engine::the_kernels_of_a_pass_are_those_compiled_ahead";
+/// The environment variable with the folder to which CubeCL writes each kernel that a server loads.
+const LOADED_KERNELS: &str = "CUBECL_CUDA_DUMP_PTX";
+
+/// Checks that [`Engine::compile_ahead`] compiles exactly the kernels that the passes of
+/// [`Engine::warm_up`] launch. The check runs in another process, because CubeCL finds the folder
+/// for kernels in the environment.
+fn kernels_of_a_pass(device: &Device) {
+    if let Some(folder) = std::env::var_os(LOADED_KERNELS) {
+        return compare_kernels(device, Path::new(&folder));
+    }
+    let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+    let program = std::env::current_exe().unwrap_or_else(|error| panic!("{error}"));
+    let output = Command::new(program)
+        .args(["--device", "cuda", "--exact"])
+        .arg(format!("cuda::{KERNELS_TEST}"))
+        .env(LOADED_KERNELS, folder.path())
+        .output()
+        .unwrap_or_else(|error| panic!("{error}"));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Compares the kernels that are compiled ahead with those of a prompt and of a step, which the
+/// card's own server loads as it launches them for the first time.
+fn compare_kernels(device: &Device, folder: &Path) {
+    let (_guard, model) = quantised();
+    let llama = open(&model, device, FloatDType::F16);
+    let mut engine = Engine::new(llama.model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
+    device.sync().unwrap_or_else(|error| panic!("{error}"));
+    let of_loading = take_files(folder);
+    engine.compile_ahead(30);
+    let ahead = take_files(folder);
+    engine.warm_up(30);
+    device.sync().unwrap_or_else(|error| panic!("{error}"));
+    let launched = take_files(folder);
+    let missing: Vec<_> = launched.difference(&ahead).collect();
+    let unused: Vec<_> = ahead
+        .difference(&launched)
+        .filter(|kernel| !of_loading.contains(*kernel))
+        .collect();
+    assert!(
+        missing.is_empty() && unused.is_empty() && !launched.is_empty(),
+        "of {} kernels launched, not compiled ahead: {missing:#?}; compiled ahead and not launched: {unused:#?}",
+        launched.len()
+    );
+}
+
+/// Returns the names of the files in a folder, and removes the files.
+fn take_files(folder: &Path) -> BTreeSet<OsString> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{error}"));
+    entries
+        .map(|entry| {
+            let entry = entry.unwrap_or_else(|error| panic!("{error}"));
+            fs::remove_file(entry.path()).unwrap_or_else(|error| panic!("{error}"));
+            entry.file_name()
+        })
+        .collect()
 }
 
 /// Checks that all operations of a step and of a prompt run on additional servers of the card, and

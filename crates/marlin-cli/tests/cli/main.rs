@@ -13,8 +13,8 @@ mod progress;
 mod quantize;
 mod quantize_methods;
 mod quantize_refused;
-mod strangers;
 mod support;
 mod text;
 #[cfg(unix)]
 mod tutorials;
+mod untrusted_input;

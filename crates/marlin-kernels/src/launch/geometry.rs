@@ -1,7 +1,7 @@
 //! Grids, vector sizes and tensor maps of launches.
 
 use crate::ActivationDtype;
-use crate::tile::config::ATOM_K;
+use crate::tile::shape::ATOM_K;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;

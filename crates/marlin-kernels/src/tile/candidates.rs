@@ -1,6 +1,7 @@
 //! The available tiles, and their configurations.
 
-use super::config::{Config, Product, Tile};
+use super::config::Config;
+use super::shape::{Product, Tile};
 use crate::Epilogue;
 use crate::device::WGMMA_CAPABILITY;
 use marlin_format::{GroupSize, Sparsity, WeightValue};

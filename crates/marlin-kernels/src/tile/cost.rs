@@ -1,8 +1,8 @@
 //! The choice of a tile and of the number of blocks, from a model of the time of a launch.
 
 use super::candidates::{Format, chunk_nanoseconds};
-use super::config::{CHUNK_K, Tile};
 use super::exchange::MAX_BLOCKS;
+use super::shape::{CHUNK_K, Tile};
 use crate::device::MIN_CAPABILITY;
 use crate::{ActivationDtype, Card, Epilogue, QuantProblem};
 use marlin_format::{GroupSize, WeightLayout, WeightValue};

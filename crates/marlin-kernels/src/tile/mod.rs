@@ -49,7 +49,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `config`, `candidates` | the division of a block's work; the available tiles |
+//! | `shape`, `config`, `candidates` | the division of a block's work; the configuration of a kernel; the available tiles |
 //! | `cost` | the choice among them |
 //! | `sizes` | the lengths of a problem, as arguments of the kernels |
 //! | `stripe` | the work of a block |
@@ -72,11 +72,13 @@ mod exchange;
 pub(crate) mod fragment;
 pub(crate) mod operands;
 pub(crate) mod outputs;
+pub(crate) mod shape;
 pub(crate) mod sizes;
 pub(crate) mod stripe;
 pub(crate) mod workspace;
 
 pub use candidates::configs;
-pub use config::{Config, Product, Tile};
+pub use config::Config;
 pub use cost::{Launch, launches, plan};
 pub use operands::row_length;
+pub use shape::{Product, Tile};

@@ -1,5 +1,5 @@
-use super::config::{CHUNK_K, CHUNK_N};
 use super::cost::{Launch, Work};
+use super::shape::{CHUNK_K, CHUNK_N};
 use crate::QuantProblem;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;

@@ -1,5 +1,5 @@
 use crate::tile::candidates::Format;
-use crate::tile::config::METADATA_ROWS;
+use crate::tile::shape::METADATA_ROWS;
 use crate::tile::sizes::NibbleMasks;
 use crate::tile::{self, Product, Tile};
 use crate::{Epilogue, Prologue};
@@ -8,7 +8,7 @@ use marlin_format::{GroupSize, Sparsity, WeightValue};
 
 /// The number of columns of a block, equal to the columns of a tile of
 /// [`MarlinLayout`](marlin_format::layout::MarlinLayout).
-pub(super) const COLUMNS: usize = tile::config::CHUNK_N;
+pub(super) const COLUMNS: usize = tile::shape::CHUNK_N;
 /// The number of warps of a block.
 pub(super) const WARPS: usize = 4;
 /// The number of threads of a block.

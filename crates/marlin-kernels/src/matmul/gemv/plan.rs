@@ -2,8 +2,8 @@
 
 use super::config::{COLUMNS, GemvConfig, WARPS};
 use crate::device::{CLUSTER_CAPABILITY, ClustersAtOnce};
-use crate::tile::config::CHUNK_K;
 use crate::tile::cost::format;
+use crate::tile::shape::CHUNK_K;
 use crate::{ActivationDtype, Card, Prologue, QuantProblem};
 use marlin_format::{GroupSize, Sparsity, WeightLayout, WeightValue};
 

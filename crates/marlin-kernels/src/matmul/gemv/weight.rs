@@ -2,8 +2,8 @@
 
 use super::config::{GemvConfig, GemvSizes};
 use crate::ptx::{U4, global_address, lane, ld_global_once_4, ld_global_once_8, ld_global_once_16};
-use crate::tile::config::{METADATA_ROWS, TILE_BYTES};
 use crate::tile::fragment::Group;
+use crate::tile::shape::{METADATA_ROWS, TILE_BYTES};
 use cubecl::prelude::*;
 use marlin_format::WeightValue;
 

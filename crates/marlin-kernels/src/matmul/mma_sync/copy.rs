@@ -6,8 +6,9 @@ use crate::ptx::{
     bar_sync_numbered, bar_warp_sync, cp_async_4, cp_async_8, cp_async_16, cp_async_16_or_zero,
     cp_async_commit_group, cp_async_wait_group, lane, opaque, prefetch_l2,
 };
-use crate::tile::config::{CHUNK_N, Config, METADATA_ROWS, TILE_BYTES};
+use crate::tile::config::Config;
 use crate::tile::fragment::group_of;
+use crate::tile::shape::{CHUNK_N, METADATA_ROWS, TILE_BYTES};
 use crate::tile::sizes::TileSizes;
 use crate::tile::stripe::{TilePart, weight_chunk};
 use cubecl::prelude::*;

@@ -1,10 +1,11 @@
 //! The products of a warp's chunk, by `mma.sync`.
 
 use crate::ptx::{F4, U4, lane, ldmatrix_x4, mma_m16n8k16};
-use crate::tile::config::{CHUNK_N, CHUNK_STEPS, Config, TILE_BYTES};
+use crate::tile::config::Config;
 use crate::tile::fragment::{
     Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile,
 };
+use crate::tile::shape::{CHUNK_N, CHUNK_STEPS, TILE_BYTES};
 use crate::tile::sizes::NibbleMasks;
 use cubecl::prelude::*;
 

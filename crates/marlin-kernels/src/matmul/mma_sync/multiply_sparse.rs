@@ -2,8 +2,9 @@
 
 use super::multiply::add_group;
 use crate::ptx::{F4, U4, lane, ld_shared_16, ldmatrix_x4, mma_sp_m16n8k32};
-use crate::tile::config::{CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES};
+use crate::tile::config::Config;
 use crate::tile::fragment::{dequantize, load_group, load_words, sub_tile};
+use crate::tile::shape::{CHUNK_N, CHUNK_STEPS, METADATA_ROWS, TILE_BYTES};
 use crate::tile::sizes::NibbleMasks;
 use cubecl::prelude::*;
 

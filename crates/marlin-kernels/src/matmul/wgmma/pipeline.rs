@@ -32,8 +32,9 @@ use crate::ptx::{
     bar_arrive, bar_sync, bar_warp_sync, elect_sync, fence_proxy_async, lane, mbarrier_arrive,
     mbarrier_init, mbarrier_wait_parity_warp, opaque, prefetch_tensormap,
 };
-use crate::tile::config::{BARRIER_BYTES, Config};
+use crate::tile::config::Config;
 use crate::tile::outputs::CONSUMERS;
+use crate::tile::shape::BARRIER_BYTES;
 use crate::tile::sizes::TileSizes;
 use cubecl::prelude::*;
 

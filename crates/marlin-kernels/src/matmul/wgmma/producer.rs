@@ -5,10 +5,9 @@ use crate::ptx::{
     cp_async_bulk, cp_async_bulk_tensor_2d, elect_sync, mbarrier_arrive_expect_tx,
     mbarrier_wait_parity, opaque,
 };
-use crate::tile::config::{
-    ATOM_K, ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES,
-};
+use crate::tile::config::Config;
 use crate::tile::fragment::group_of;
+use crate::tile::shape::{ATOM_K, ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, METADATA_ROWS, TILE_BYTES};
 use crate::tile::sizes::TileSizes;
 use crate::tile::stripe::{TilePart, tile_place, weight_chunk};
 use cubecl::prelude::*;

@@ -13,12 +13,11 @@ use crate::ptx::{
     wgmma_declare, wgmma_descriptor, wgmma_fence, wgmma_more, wgmma_sp, wgmma_sum,
     wgmma_wait_group,
 };
-use crate::tile::config::{
-    ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES,
-};
+use crate::tile::config::Config;
 use crate::tile::fragment::{
     Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile,
 };
+use crate::tile::shape::{ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, METADATA_ROWS, TILE_BYTES};
 use crate::tile::sizes::NibbleMasks;
 use crate::tile::stripe::TilePart;
 use cubecl::prelude::*;
