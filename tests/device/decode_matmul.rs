@@ -177,11 +177,12 @@ fn linears(device: &Device, seed: u64) {
     }
 }
 
-/// Returns the sum of a product's terms, and the square root of the sum of their squares, which
-/// errors are relative to.
+/// Returns the sum of a product's terms, and the magnitude that errors are relative to: the square
+/// root of the sum of the terms' squares, or the sum itself if that is larger, because the output is
+/// rounded relative to it.
 fn sum_of(terms: impl Iterator<Item = f64>) -> [f64; 2] {
     let [sum, squares] = terms.fold([0.0, 0.0], |[sum, squares], term| {
         [sum + term, squares + term * term]
     });
-    [sum, squares.sqrt()]
+    [sum, squares.sqrt().max(sum.abs())]
 }

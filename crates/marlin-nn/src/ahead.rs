@@ -96,7 +96,7 @@ mod servers {
     use crate::kernels::{SequenceState, flash};
     use crate::ops::DecodeBackend;
     use burn::tensor::{DType, Shape};
-    use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+    use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
     use burn_cubecl::tensor::CubeTensor;
     use burn_cubecl::{CubeBackend, CubeDevice};
     use burn_marlin::backend::{OptionalFloat, QuantBackend, float_dtype};
@@ -302,21 +302,19 @@ mod servers {
             weight
         }
 
-        /// Allocates an i32 tensor of zeros.
+        /// Creates an i32 tensor of zeros, with the kernel that [`words`](crate::words) launches.
         fn words<const D: usize>(&self, shape: [usize; D]) -> CubeTensor {
-            self.of_words(vec![0; shape.iter().product()], shape)
+            let (client, device) = (self.client.clone(), self.device.clone());
+            zeros_client(client, device, Shape::new(shape), DType::I32)
         }
 
         /// Allocates idle rows, whose tokens kernels neither read nor write.
         fn rows(&self, rows: usize) -> CubeTensor {
-            self.of_words(
-                SequenceState::IDLE.to_words().repeat(rows),
+            let words = SequenceState::IDLE.to_words().repeat(rows);
+            let (handle, shape) = (
+                self.client.create(Bytes::from_elems(words)),
                 [rows, SequenceState::WORDS],
-            )
-        }
-
-        fn of_words<const D: usize>(&self, words: Vec<i32>, shape: [usize; D]) -> CubeTensor {
-            let handle = self.client.create(Bytes::from_elems(words));
+            );
             CubeTensor::new_contiguous(
                 self.client.clone(),
                 self.device.clone(),
