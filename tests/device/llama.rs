@@ -167,8 +167,8 @@ fn int4_perplexity(device: &Device) {
 }
 
 /// Checks GPTQ of the shipped model, calibrated block by block on the device in the device's
-/// default dtype. Calibration uses one part of the held-out text; perplexity is measured on another
-/// part.
+/// default dtype. Calibration uses one part of the held-out text; perplexity is measured on the
+/// rest, because on few tokens it depends as much on roundings as on the method.
 fn gptq(device: &Device) {
     let model = example().join("model");
     let text = std::fs::read_to_string(example().join("heldout.txt"))
@@ -178,11 +178,10 @@ fn gptq(device: &Device) {
         .tokenizer()
         .and_then(|tokenizer| Ok(tokenizer.encode(&text)?))
         .unwrap_or_else(|error| panic!("{error}"));
-    let (measured, rest) = tokens.split_at(8 * 512);
+    let (measured, rest) = tokens.split_at(tokens.len() - 32 * 512);
     // Samples of two lengths make batches of several samples, and a batch of a single sample.
     let samples = rest
         .chunks(512)
-        .take(32)
         .chain([&rest[..300]])
         .map(<[u32]>::to_vec)
         .collect();
@@ -209,7 +208,7 @@ fn gptq(device: &Device) {
     .unwrap_or_else(|error| panic!("{error}"));
     let (_guard, rounded) = quantised();
     let [float, rounded, gptq] = [&model, &rounded, &target].map(|dir| {
-        let llama = open(dir, &Device::flex(), None);
+        let llama = open(dir, device, None);
         perplexity(&llama.model, measured, 512, |_| {})
             .unwrap_or_else(|error| panic!("{error}"))
             .perplexity

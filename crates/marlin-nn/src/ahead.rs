@@ -97,6 +97,7 @@ mod servers {
     use crate::ops::DecodeBackend;
     use burn::tensor::{DType, Shape};
     use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
+    use burn_cubecl::ops::reshape;
     use burn_cubecl::tensor::CubeTensor;
     use burn_cubecl::{CubeBackend, CubeDevice};
     use burn_marlin::backend::{OptionalFloat, QuantBackend, float_dtype};
@@ -232,8 +233,8 @@ mod servers {
             )
         };
         let words = match shape.pass {
-            AttentionPass::Step => [rows, shape.heads],
-            AttentionPass::Prompt => [flash::most_tiles(rows, slots), TILE_WORDS],
+            AttentionPass::Step => tensors.zeros([rows, shape.heads]),
+            AttentionPass::Prompt => tensors.words([flash::most_tiles(rows, slots), TILE_WORDS]),
         };
         let qkv = tensors.floats([rows, shape.qkv_columns()], dtype);
         let (keys, values, cos, sin) = (cache(), cache(), table(), table());
@@ -246,7 +247,7 @@ mod servers {
             sin,
             norm(),
             norm(),
-            tensors.words(words),
+            words,
             shape,
         );
     }
@@ -302,19 +303,29 @@ mod servers {
             weight
         }
 
-        /// Creates an i32 tensor of zeros, with the kernel that [`words`](crate::words) launches.
-        fn words<const D: usize>(&self, shape: [usize; D]) -> CubeTensor {
+        /// Creates zeros [rows, words], with the kernel that [`words`](crate::words) launches.
+        fn zeros(&self, shape: [usize; 2]) -> CubeTensor {
             let (client, device) = (self.client.clone(), self.device.clone());
-            zeros_client(client, device, Shape::new(shape), DType::I32)
+            let count = shape.iter().product();
+            let zeros = zeros_client(client, device, Shape::new([count]), DType::I32);
+            reshape(zeros, Shape::new(shape))
+        }
+
+        /// Allocates an i32 tensor of zeros.
+        fn words<const D: usize>(&self, shape: [usize; D]) -> CubeTensor {
+            self.of_words(vec![0; shape.iter().product()], shape)
         }
 
         /// Allocates idle rows, whose tokens kernels neither read nor write.
         fn rows(&self, rows: usize) -> CubeTensor {
-            let words = SequenceState::IDLE.to_words().repeat(rows);
-            let (handle, shape) = (
-                self.client.create(Bytes::from_elems(words)),
+            self.of_words(
+                SequenceState::IDLE.to_words().repeat(rows),
                 [rows, SequenceState::WORDS],
-            );
+            )
+        }
+
+        fn of_words<const D: usize>(&self, words: Vec<i32>, shape: [usize; D]) -> CubeTensor {
+            let handle = self.client.create(Bytes::from_elems(words));
             CubeTensor::new_contiguous(
                 self.client.clone(),
                 self.device.clone(),
