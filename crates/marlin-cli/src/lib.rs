@@ -9,6 +9,7 @@ mod args;
 mod commands;
 mod device;
 mod error;
+#[cfg(feature = "cubecl-runtime")]
 mod kernel_cache;
 mod output;
 mod plot;

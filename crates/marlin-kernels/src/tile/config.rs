@@ -1,5 +1,6 @@
 use super::conversion::Conversion;
 use crate::{ActivationDtype, Epilogue};
+#[cfg(feature = "cubecl-runtime")]
 use cubecl::prelude::CubeDim;
 use marlin_format::{GroupSize, Sparsity, WeightValue};
 use std::fmt;
@@ -462,6 +463,7 @@ impl Config {
     }
 
     /// Returns the dimensions of a cluster.
+    #[cfg(feature = "cubecl-runtime")]
     pub(crate) fn cluster_dim(&self) -> CubeDim {
         CubeDim::new_1d(self.tile.cluster as u32)
     }

@@ -3,6 +3,7 @@
 use crate::MAX_PASS_ROWS;
 use crate::cache::CacheShape;
 use crate::kernels::SequenceState;
+#[cfg(feature = "cubecl-runtime")]
 use cubecl::prelude::BufferArg;
 use marlin_kernels::problem::{expect_at_most, expect_length, expect_presence};
 use marlin_kernels::{ActivationDtype, KernelError};
@@ -128,6 +129,7 @@ impl AttentionShape {
     }
 
     /// Checks the buffer lengths of the rows of a launch, and of the caches of keys and of values.
+    #[cfg(feature = "cubecl-runtime")]
     pub(in crate::kernels) fn expect_cache(
         &self,
         state: &BufferArg,
@@ -141,6 +143,7 @@ impl AttentionShape {
 
     /// Checks the buffer lengths of the tables of cosines and sines, and of the weights of the
     /// norms of query heads and key heads.
+    #[cfg(feature = "cubecl-runtime")]
     pub(in crate::kernels) fn expect_parameters(
         &self,
         [cos, sin]: [&BufferArg; 2],
