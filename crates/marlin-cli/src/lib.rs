@@ -3,6 +3,10 @@
 //!
 //! The library has a single function, [`main`], so that a binary that combines several programs can
 //! include this one.
+//!
+//! # Features
+#![doc = document_features::document_features!()]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod advise;
 mod args;

@@ -16,10 +16,12 @@
 //!
 //! [`tile`] holds the shared parts of the tensor-core routines, [`ptx`] their instructions.
 //!
-//! The features `cuda` and `cpu` are those of CubeCL. Without the feature `cubecl-runtime`, which
-//! they imply, the crate does not depend on CubeCL: it has [`matmul::host`], [`plan`] and the types
-//! that describe a problem.
-
+//! Without the feature `cubecl-runtime` the crate does not depend on CubeCL: it has
+//! [`matmul::host`], [`plan`] and the types that describe a problem.
+//!
+//! # Features
+#![doc = document_features::document_features!()]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(feature = "cubecl-runtime"),
     allow(dead_code, reason = "kernels in CubeCL use it")

@@ -19,7 +19,10 @@
 //!
 //! Without a feature for one of CubeCL's runtimes, [`kernels`] has only the types that describe an
 //! operation, and the crate does not depend on CubeCL's compiler.
-
+//!
+//! # Features
+#![doc = document_features::document_features!()]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(feature = "cubecl-runtime"),
     allow(dead_code, reason = "kernels in CubeCL use it")
