@@ -2,12 +2,15 @@
 
 use crate::MAX_PASS_ROWS;
 use crate::cache::CacheShape;
-use crate::kernels::SequenceState;
-#[cfg(feature = "cubecl-runtime")]
-use cubecl::prelude::BufferArg;
-use marlin_kernels::problem::{expect_at_most, expect_length, expect_presence};
+use marlin_kernels::problem::expect_at_most;
 use marlin_kernels::{ActivationDtype, KernelError};
 use std::fmt;
+#[cfg(feature = "cubecl-runtime")]
+use {
+    crate::kernels::SequenceState,
+    cubecl::prelude::BufferArg,
+    marlin_kernels::problem::{expect_length, expect_presence},
+};
 
 /// The number of elements of a vector: 16 bytes of a 16-bit type.
 pub(super) const VECTOR: usize = 8;
