@@ -201,3 +201,26 @@ fn compare(packages: &[Package]) -> Result<(), Error> {
     check.args(["--only-explicit-features", "--features", "flex"]);
     run(check.args(selection(packages)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Package;
+    use serde_json::json;
+
+    #[test]
+    fn a_manifest_without_a_field_of_the_page_is_refused() {
+        let full = json!({
+            "name": "a", "version": "0.22.0", "publish": null, "rust_version": "1.95",
+            "description": "A.", "documentation": "https://docs.rs/a", "readme": "README.md",
+            "keywords": ["a"], "categories": ["science"],
+        });
+        let package = |value| serde_json::from_value::<Package>(value).unwrap();
+        package(full.clone()).expect_metadata().unwrap();
+        for (field, empty) in [("readme", json!(null)), ("keywords", json!([]))] {
+            let mut without = full.clone();
+            without[field] = empty;
+            let error = package(without).expect_metadata().unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+    }
+}
