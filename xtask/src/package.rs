@@ -3,7 +3,8 @@
 
 use crate::process::{Error, cargo, in_workspace, output, run, show, step, target};
 use serde::Deserialize;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -163,15 +164,26 @@ fn document(packages: &[Package]) -> Result<(), Error> {
     let mut command = cargo(["doc", "--no-deps", "--offline", "--locked", "--lib"]);
     command.args(selection(packages));
     command.args(["--no-default-features", "--features", DOCUMENTED]);
-    // Build scripts run again if this variable changes, so nothing of other builds is of use.
-    command.env("RUSTC_BOOTSTRAP", "1");
-    command.env("CARGO_TARGET_DIR", target().join("docs-rs"));
+    command.env("RUSTDOC", unstable_rustdoc()?);
     command.env(
         "RUSTDOCFLAGS",
         "--cfg docsrs --deny rustdoc::broken_intra_doc_links",
     );
-    command.env("DOCS_RS", "1").env_remove("CUDA_PATH");
-    run(&mut command)
+    run(command.env_remove("CUDA_PATH"))
+}
+
+/// Writes a script that runs rustdoc with unstable features, and returns its path. Cargo does not
+/// see the variable that permits them: if it did, build scripts would run again, and most
+/// dependencies would be built anew.
+fn unstable_rustdoc() -> Result<PathBuf, Error> {
+    let tools = target().join("tools");
+    fs::create_dir_all(&tools).map_err(Error::file(&tools))?;
+    let path = tools.join("rustdoc");
+    let script = "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n";
+    fs::write(&path, script).map_err(Error::file(&path))?;
+    let permissions = Permissions::from_mode(0o755);
+    fs::set_permissions(&path, permissions).map_err(Error::file(&path))?;
+    Ok(path)
 }
 
 /// Compares the API with that of the last tag, by cargo-semver-checks.
