@@ -5,9 +5,13 @@ use std::path::Path;
 use std::process::Command;
 
 fn main() {
-    let lock = Path::new("../../Cargo.lock");
-    println!("cargo:rerun-if-changed={}", lock.display());
-    let text = fs::read_to_string(lock).unwrap_or_default();
+    // A package has a lock file of its own; in the repository it is the workspace's.
+    let lock = ["Cargo.lock", "../../Cargo.lock"].map(Path::new);
+    let lock = lock.into_iter().find(|path| path.exists());
+    let text = lock.map_or_else(String::new, |path| {
+        println!("cargo:rerun-if-changed={}", path.display());
+        fs::read_to_string(path).unwrap_or_default()
+    });
     for (variable, package) in [("BURN_VERSION", "burn"), ("CUBECL_VERSION", "cubecl")] {
         if let Some(version) = locked_version(&text, package) {
             println!("cargo:rustc-env={variable}={version}");
@@ -17,7 +21,8 @@ fn main() {
     let (profile, level) = (variable("PROFILE"), variable("OPT_LEVEL"));
     println!("cargo:rustc-env=BUILD_PROFILE={profile}, opt-level {level}");
     // Other builds would be linked again after every commit.
-    if profile == "release" {
+    // A package has no repository, although its folder may be in one.
+    if profile == "release" && Path::new("../../.git").exists() {
         if let Some(log) =
             git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists())
         {

@@ -11,7 +11,7 @@ pub use error::tolerance;
 pub use kernels::runs_on_tensor_cores;
 pub use problems::{ROWS, cases, shapes};
 
-/// The book's Rust blocks, compiled and run as doc tests.
+/// The Rust blocks of the book and of the README files, compiled and run as doc tests.
 #[cfg(doctest)]
 mod book {
     #[doc = include_str!("../../book/src/getting-started.md")]
@@ -34,4 +34,8 @@ mod book {
     mod errors {}
     #[doc = include_str!("../../README.md")]
     mod readme {}
+    #[doc = include_str!("../../crates/burn-marlin/README.md")]
+    mod readme_of_burn_marlin {}
+    #[doc = include_str!("../../crates/marlin-lm/README.md")]
+    mod readme_of_marlin_lm {}
 }

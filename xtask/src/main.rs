@@ -7,6 +7,7 @@ mod demo;
 mod gpu;
 mod llvm;
 mod nvidia;
+mod package;
 mod process;
 mod runner;
 mod test;
@@ -56,6 +57,14 @@ enum Command {
         #[arg(long)]
         update: bool,
     },
+    /// Make the packages of the published crates and check them: that each builds by itself with
+    /// the oldest supported Rust, its size, its documentation as docs.rs builds it, and its API
+    /// against the last tag.
+    Package {
+        /// Only make the packages, and check their manifests and sizes.
+        #[arg(long)]
+        no_verify: bool,
+    },
     /// Time the kernels on this machine's NVIDIA card, or with `cargo xtask bench host` on its
     /// cores; `--help` after either command lists the options.
     Bench {
@@ -89,6 +98,7 @@ fn main() -> ExitCode {
             _ => Proof::Everything,
         }),
         Command::Bench { args } => bench::run_bench(&args),
+        Command::Package { no_verify } => package::run_all(!no_verify),
         Command::Book { update } => book::build(update),
         Command::PackGpu { out } => gpu::pack(&out),
         Command::RecordGpu { output } => gpu::record(&output),
@@ -137,7 +147,7 @@ mod tests {
             let words = ["xtask"].into_iter().chain(name.split(' '));
             Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
-        for name in ["setup", "check", "test", "slow", "book"] {
+        for name in ["setup", "check", "test", "slow", "package", "book"] {
             assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
         }
     }

@@ -54,12 +54,19 @@ pub fn target() -> PathBuf {
 }
 
 /// Returns a command of the `cargo` that runs this task, in the root folder of the workspace.
+pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
+    let mut command = in_workspace(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args);
+    command
+}
+
+/// Returns a command that runs in the root folder of the workspace.
 ///
 /// The command does not inherit the variables that describe xtask's own package: build scripts of
 /// dependencies (ring's) rerun if these variables change, so alternating between `cargo test` and
 /// `cargo xtask test` would recompile Burn every time.
-pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+pub fn in_workspace(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if ["CARGO_PKG_", "CARGO_MANIFEST_"]
             .iter()
@@ -68,7 +75,7 @@ pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
             command.env_remove(name);
         }
     }
-    command.args(args).current_dir(root());
+    command.current_dir(root());
     command
 }
 
@@ -88,6 +95,22 @@ pub fn run(command: &mut Command) -> Result<(), Error> {
     }
 }
 
+/// Runs a command and returns its output.
+pub fn output(command: &mut Command) -> Result<String, Error> {
+    let output = command.output().map_err(|source| Error::Start {
+        command: show(command),
+        source,
+    })?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(Error::Failed {
+            command: show(command),
+            status: output.status,
+        })
+    }
+}
+
 /// Builds with a cargo command, prints its diagnostics, and returns cargo's messages, one line of
 /// JSON each.
 pub fn build_messages(command: &[&str]) -> Result<String, Error> {
@@ -96,20 +119,7 @@ pub fn build_messages(command: &[&str]) -> Result<String, Error> {
             .iter()
             .chain(&["--message-format", "json-render-diagnostics"]),
     );
-    let output = build
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|source| Error::Start {
-            command: show(&build),
-            source,
-        })?;
-    if !output.status.success() {
-        return Err(Error::Failed {
-            command: show(&build),
-            status: output.status,
-        });
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    output(build.stderr(Stdio::inherit()))
 }
 
 /// Builds a binary with a cargo command, and returns its path.

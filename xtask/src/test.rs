@@ -1,7 +1,7 @@
 //! The checks of the project, in the order in which a failure is cheapest to find.
 
 use crate::nvidia::Proof;
-use crate::process::{Error, cargo, run, step};
+use crate::process::{Error, cargo, output, run, step};
 use crate::{book, gpu, llvm, nvidia, runner};
 
 /// Runs every check except those of [`run_slow`]; stops at the first failure.
@@ -34,7 +34,7 @@ pub fn run_slow() -> Result<(), Error> {
     let without_runtime = [
         "clippy",
         "--package",
-        "marlin-lm",
+        "marlin-cli",
         "--no-default-features",
         "--features",
         "flex",
@@ -79,6 +79,7 @@ pub fn run_quick() -> Result<(), Error> {
 
 fn format_and_clippy() -> Result<(), Error> {
     step("format", || run(&mut cargo(["fmt", "--all", "--check"])))?;
+    step("dependencies of Flex", no_cubecl_with_flex)?;
     step("clippy", || {
         run(&mut cargo([
             "clippy",
@@ -89,4 +90,17 @@ fn format_and_clippy() -> Result<(), Error> {
             "warnings",
         ]))
     })
+}
+
+/// Checks that a program with Flex alone does not depend on CubeCL's compiler, which takes most of
+/// the time of a build.
+fn no_cubecl_with_flex() -> Result<(), Error> {
+    let mut tree = cargo("tree --package marlin-cli --no-default-features --features flex --prefix none --edges normal,build".split(' '));
+    let tree = output(&mut tree)?;
+    match tree.lines().find(|line| line.starts_with("cubecl-core ")) {
+        None => Ok(()),
+        Some(found) => Err(Error::Needs(format!(
+            "marlin-cli with the feature flex alone depends on {found}; `cargo tree --package marlin-cli --no-default-features --features flex --invert cubecl-core` shows why, and the dependency belongs to the feature cubecl-runtime"
+        ))),
+    }
 }

@@ -5,7 +5,7 @@ use crate::backend::cube::{Reading, start_reading};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 #[cfg(feature = "cubecl-runtime")]
 use burn_cubecl::CubeBackend;
-use cubecl::bytes::{Bytes, Reader};
+use cubecl_environment::bytes::{Bytes, Reader};
 
 /// A float tensor in host memory, or one that is being copied to host memory.
 ///

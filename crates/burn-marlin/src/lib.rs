@@ -25,6 +25,10 @@
 //! assert_eq!(y.dims(), [1, 64]);
 //! # Ok::<(), burn_marlin::Error>(())
 //! ```
+//!
+//! # Features
+#![doc = document_features::document_features!()]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod backend;
 pub mod convert;

@@ -1,7 +1,6 @@
 //! The devices that the command line names.
 
 use crate::error::CliError;
-use crate::kernel_cache;
 use burn::tensor::{Device, DeviceType};
 use clap::ValueEnum;
 
@@ -55,8 +54,9 @@ impl DeviceName {
 /// CubeCL's CPU runtime is never the default: Flex is faster on the same machine. Kernels that are
 /// compiled after this call are kept on disk.
 pub fn open(name: Option<DeviceName>) -> Result<Device, CliError> {
+    #[cfg(feature = "cubecl-runtime")]
     if name != Some(DeviceName::Flex) {
-        kernel_cache::enable();
+        crate::kernel_cache::enable();
     }
     match name {
         Some(name) => name.find().ok_or_else(|| CliError::no_device(name)),

@@ -3,12 +3,17 @@
 //!
 //! The library has a single function, [`main`], so that a binary that combines several programs can
 //! include this one.
+//!
+//! # Features
+#![doc = document_features::document_features!()]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod advise;
 mod args;
 mod commands;
 mod device;
 mod error;
+#[cfg(feature = "cubecl-runtime")]
 mod kernel_cache;
 mod output;
 mod plot;

@@ -15,35 +15,54 @@
 //! | [`repack`] | every CubeCL runtime | the conversion of weights between the [layouts](marlin_format::WeightLayout), and of activations into the order of the stored rows |
 //!
 //! [`tile`] holds the shared parts of the tensor-core routines, [`ptx`] their instructions.
+//!
+//! Without the feature `cubecl-runtime` the crate does not depend on CubeCL: it has
+//! [`matmul::host`], [`plan`] and the types that describe a problem.
+//!
+//! # Features
+#![doc = document_features::document_features!()]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(feature = "cubecl-runtime"),
+    allow(dead_code, reason = "kernels in CubeCL use it")
+)]
 
 pub mod device;
 mod error;
 #[cfg(feature = "inspect")]
 pub mod inspect;
+#[cfg(feature = "cubecl-runtime")]
 mod launch;
 pub mod matmul;
+#[cfg(feature = "cubecl-runtime")]
 #[allow(
     missing_docs,
     reason = "CubeCL's macro makes an undocumented module beside each function"
 )]
 pub mod pdl;
 mod plan;
+#[cfg(feature = "cubecl-runtime")]
 #[allow(
     missing_docs,
     reason = "CubeCL's macro makes an undocumented module beside each function"
 )]
 pub mod planes;
 pub mod problem;
+#[cfg(feature = "cubecl-runtime")]
 #[allow(
     missing_docs,
     reason = "CubeCL's macro makes an undocumented module beside each function"
 )]
 pub mod ptx;
+#[cfg(feature = "cubecl-runtime")]
 pub mod repack;
 pub mod tile;
 
-pub use device::{Card, ClustersAtOnce, Runtime, Target, additional_server};
+#[cfg(feature = "cubecl-runtime")]
+pub use device::additional_server;
+pub use device::{Card, ClustersAtOnce, Runtime, Target};
 pub use error::KernelError;
+#[cfg(feature = "cubecl-runtime")]
 pub use launch::{
     NormOperands, Operands, WeightBuffers, dequantize, elementwise, launch, swizzled_map,
     vector_size,

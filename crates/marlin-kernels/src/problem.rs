@@ -1,14 +1,18 @@
 //! The matmul problems of the project, and the checks that every launch makes.
 
-use crate::{KernelError, Target};
-use cubecl::client::Client;
-use cubecl::ir::features::TypeUsage;
-use cubecl::ir::{ElemType, FloatKind};
+use crate::KernelError;
 use marlin_format::{
     QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
+#[cfg(feature = "cubecl-runtime")]
+use {
+    crate::Target,
+    cubecl::client::Client,
+    cubecl::ir::features::TypeUsage,
+    cubecl::ir::{ElemType, FloatKind},
+};
 
 /// The dtype of activations and output. Products accumulate in f32 whatever the dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -32,6 +36,7 @@ impl ActivationDtype {
     }
 
     /// Returns CubeCL's element type for the dtype.
+    #[cfg(feature = "cubecl-runtime")]
     pub const fn elem(self) -> ElemType {
         ElemType::Float(match self {
             Self::F32 => FloatKind::F32,
@@ -44,6 +49,7 @@ impl ActivationDtype {
     ///
     /// # Errors
     /// Returns [`KernelError::Dtype`] if it does not.
+    #[cfg(feature = "cubecl-runtime")]
     pub fn expect_on(self, client: &Client) -> Result<(), KernelError> {
         if client
             .features()

@@ -24,6 +24,10 @@
 //! println!("\n{} tokens in {:?}", generation.tokens.len(), generation.decode);
 //! # Ok::<(), marlin_lm::ModelError>(())
 //! ```
+//!
+//! # Features
+#![doc = document_features::document_features!()]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod architectures;
 mod config;

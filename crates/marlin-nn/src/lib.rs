@@ -16,6 +16,17 @@
 //! | `portable` | the same operations in terms of Burn's operations, for every backend |
 //! | `cache` | the KV cache of a layer |
 //! | `rows` | writes and reads of a step's rows by the host |
+//!
+//! Without a feature for one of CubeCL's runtimes, [`kernels`] has only the types that describe an
+//! operation, and the crate does not depend on CubeCL's compiler.
+//!
+//! # Features
+#![doc = document_features::document_features!()]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(feature = "cubecl-runtime"),
+    allow(dead_code, reason = "kernels in CubeCL use it")
+)]
 
 pub mod ahead;
 mod attention_parts;

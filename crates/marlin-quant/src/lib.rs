@@ -35,6 +35,10 @@
 //! assert_eq!((quantized.weight.k(), quantized.weight.n()), (k, n));
 //! # Ok::<(), marlin_quant::QuantError>(())
 //! ```
+//!
+//! # Features
+#![doc = document_features::document_features!()]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod awq;
 mod calibration;

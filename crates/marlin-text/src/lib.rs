@@ -41,6 +41,10 @@
 //! | a stack overflow or an abort in spite of these bounds | ends the program | an error |
 //! | a call that takes more than some seconds | runs on | an error |
 //! | memory of a call | not bounded | bounded on Linux |
+//!
+//! # Features
+#![doc = document_features::document_features!()]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod chat;
 mod error;

@@ -5,7 +5,11 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// Attributes that change neither the behaviour of code nor the machine code.
 const WITHOUT_EFFECT: [&str; 3] = ["allow", "doc", "expect"];
 
-/// Returns the tokens without documentation and lints.
+/// The condition of an item that only CubeCL needs. Kernels are compiled only where it is true, so
+/// it changes their machine code no more than the attributes above.
+const WITH_KERNELS: &str = "cfg (feature = \"cubecl-runtime\")";
+
+/// Returns the tokens without documentation and lints, and without the condition [`WITH_KERNELS`].
 pub fn without_docs(tokens: TokenStream) -> TokenStream {
     let mut kept: Vec<TokenTree> = Vec::new();
     for token in tokens {
@@ -33,7 +37,8 @@ pub fn without_docs(tokens: TokenStream) -> TokenStream {
 }
 
 fn is_without_effect(attribute: &TokenStream) -> bool {
-    matches!(attribute.clone().into_iter().next(), Some(TokenTree::Ident(name)) if WITHOUT_EFFECT.iter().any(|other| name == other))
+    let is_lint_or_doc = matches!(attribute.clone().into_iter().next(), Some(TokenTree::Ident(name)) if WITHOUT_EFFECT.iter().any(|other| name == other));
+    is_lint_or_doc || attribute.to_string() == WITH_KERNELS
 }
 
 /// Returns true if the tokens end in the `#` or `#!` of an attribute.
@@ -125,13 +130,15 @@ mod tests {
     }
 
     #[test]
-    fn documentation_and_lints_are_no_tokens() {
+    fn documentation_lints_and_the_feature_of_kernels_are_no_tokens() {
         let with = parsed(
-            "#![allow(x)] /// Doc.\n #[inline] fn f() { #[expect(clippy::y)] /* why */ let a = [1, 2]; }",
+            "#![allow(x)] /// Doc.\n #[inline] #[cfg(feature = \"cubecl-runtime\")] fn f() { #[expect(clippy::y)] /* why */ let a = [1, 2]; }",
         );
         assert_eq!(
             without_docs(with).to_string(),
             parsed("#[inline] fn f() { let a = [1, 2]; }").to_string()
         );
+        let other = parsed("#[cfg(feature = \"inspect\")] fn f() {}");
+        assert_eq!(without_docs(other.clone()).to_string(), other.to_string());
     }
 }

@@ -5,7 +5,9 @@
 //! layer is also still in the processor's caches when the next weight is written to it.
 
 use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut, zeroed_vec};
-use cubecl::bytes::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+use cubecl_environment::bytes::{
+    AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes,
+};
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError};
 

@@ -1,7 +1,6 @@
 use super::{generate_options, open, read_text};
 use crate::args::ChatArgs;
 use crate::error::CliError;
-use crate::kernel_cache;
 use crate::output;
 use marlin_lm::{ChatTemplate, LanguageModel, Message};
 use std::io::{self, BufRead};
@@ -26,7 +25,10 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     // With a template, the answer is decoded as a separate text. With plain turns, it continues the
     // text after `Assistant:`.
     options.answer = template.is_some();
-    options.compile_ahead = kernel_cache::is_empty();
+    #[cfg(feature = "cubecl-runtime")]
+    {
+        options.compile_ahead = crate::kernel_cache::is_empty();
+    }
     match &template {
         Some(template) => options
             .stop_tokens

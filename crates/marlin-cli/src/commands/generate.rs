@@ -1,7 +1,6 @@
 use super::{generate_options, open, rate, read_text, read_text_from};
 use crate::args::GenerateArgs;
 use crate::error::CliError;
-use crate::kernel_cache;
 use crate::output;
 use marlin_lm::{Generation, StopReason};
 use serde_json::json;
@@ -14,7 +13,10 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     options.warm_up = true;
-    options.compile_ahead = kernel_cache::is_empty();
+    #[cfg(feature = "cubecl-runtime")]
+    {
+        options.compile_ahead = crate::kernel_cache::is_empty();
+    }
     if args.json {
         let generation = llama.generate(&prompt, &options, |_| ControlFlow::Continue(()))?;
         return output::json(&json!({

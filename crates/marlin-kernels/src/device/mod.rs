@@ -3,14 +3,17 @@
 #[cfg(feature = "cuda")]
 mod clusters;
 
-use cubecl::client::Client;
 #[cfg(feature = "cuda")]
 use cubecl_common::device::DeviceId;
 #[cfg(feature = "cuda")]
 use cubecl_cuda::CudaRuntime;
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{LazyLock, PoisonError, RwLock};
+#[cfg(feature = "cubecl-runtime")]
+use {
+    cubecl::client::Client,
+    std::collections::HashMap,
+    std::sync::{LazyLock, PoisonError, RwLock},
+};
 
 /// The first compute capability (80 for 8.0) with `cp.async` and `mma.m16n8k16`.
 pub const MIN_CAPABILITY: u32 = 80;
@@ -123,6 +126,7 @@ impl Card {
     }
 
     /// Determines the card of a CubeCL client; `None` if its device is not an NVIDIA card.
+    #[cfg(feature = "cubecl-runtime")]
     fn of(client: &Client) -> Option<Self> {
         if client.name() != "cuda" {
             return None;
@@ -168,6 +172,7 @@ impl Target {
 
     /// Returns the target of a CubeCL client. It is determined once for each device, and then kept
     /// until the process ends.
+    #[cfg(feature = "cubecl-runtime")]
     pub fn of(client: &Client) -> Self {
         let device = client.service_id().device;
         // The servers of a card differ in the first number alone.
@@ -187,6 +192,7 @@ impl Target {
         *known.entry(key).or_insert(target)
     }
 
+    #[cfg(feature = "cubecl-runtime")]
     fn determine(client: &Client) -> Self {
         let runtime = match client.name() {
             "cuda" => Runtime::Cuda,
@@ -210,15 +216,18 @@ impl Target {
 }
 
 /// A device: the name of its runtime, and the numbers that CubeCL gives it.
+#[cfg(feature = "cubecl-runtime")]
 type DeviceKey = (&'static str, u16, u16);
 
 /// The targets of the devices that have run a kernel.
+#[cfg(feature = "cubecl-runtime")]
 static TARGETS: LazyLock<RwLock<HashMap<DeviceKey, Target>>> = LazyLock::new(RwLock::default);
 
 /// Returns the client of a further server of a CUDA card. The server has its own thread, streams
 /// and memory, so its kernels are compiled at the same time as those of the card's other servers.
 /// The same number gives the same server, which lives until the process ends. The result is `None`
 /// on other runtimes, and beyond [`u16::MAX`] servers.
+#[cfg(feature = "cubecl-runtime")]
 #[cfg_attr(
     not(feature = "cuda"),
     allow(

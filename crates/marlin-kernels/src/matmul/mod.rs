@@ -3,6 +3,9 @@
 pub mod gemv;
 pub mod host;
 pub mod lm_head;
+#[cfg(feature = "cubecl-runtime")]
 pub mod mma_sync;
+#[cfg(feature = "cubecl-runtime")]
 pub mod portable;
+#[cfg(feature = "cubecl-runtime")]
 pub mod wgmma;

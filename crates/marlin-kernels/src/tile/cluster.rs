@@ -16,12 +16,15 @@
 //! receiving block reads them.
 
 use super::config::Config;
-use crate::ptx::{
-    F4, cluster_arrive_relaxed, cluster_wait, fence_mbarrier_init, ld_shared_f32_16, mapa,
-    mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_first_phase_cluster, shared_address,
-    st_async_16,
+#[cfg(feature = "cubecl-runtime")]
+use {
+    crate::ptx::{
+        F4, cluster_arrive_relaxed, cluster_wait, fence_mbarrier_init, ld_shared_f32_16, mapa,
+        mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_first_phase_cluster,
+        shared_address, st_async_16,
+    },
+    cubecl::prelude::*,
 };
-use cubecl::prelude::*;
 
 impl Config {
     /// Returns the number of n8 tiles whose sums a block adds: all n8 tiles of the tile or, in a
@@ -43,6 +46,7 @@ impl Config {
 }
 
 /// The place in shared memory where a block of a cluster receives sums.
+#[cfg(feature = "cubecl-runtime")]
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Receiver {
     /// The shared-memory address of the sums of the other blocks, in the order of their ranks.
@@ -53,6 +57,7 @@ pub(crate) struct Receiver {
     pub rank: u32,
 }
 
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 impl Receiver {
     /// Creates the receiver at the start of a block; called by all threads. Initialises the barrier

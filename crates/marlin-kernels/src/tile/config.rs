@@ -3,6 +3,7 @@ use super::shape::{
     ATOM_ROW_BYTES, BARRIER_BYTES, CHUNK_N, CHUNK_STEPS, Product, REDUCE_PADDING, TILE_BYTES, Tile,
 };
 use crate::{ActivationDtype, Epilogue};
+#[cfg(feature = "cubecl-runtime")]
 use cubecl::prelude::CubeDim;
 use marlin_format::{GroupSize, WeightValue};
 
@@ -270,6 +271,7 @@ impl Config {
     }
 
     /// Returns the dimensions of a cluster.
+    #[cfg(feature = "cubecl-runtime")]
     pub(crate) fn cluster_dim(&self) -> CubeDim {
         CubeDim::new_1d(self.tile.cluster as u32)
     }

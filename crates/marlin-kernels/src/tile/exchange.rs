@@ -13,11 +13,14 @@
 //! sums at most once in a launch, and one block reads them.
 
 use super::config::Config;
-use super::outputs::{has_output, output, sync_consumers};
-use crate::ptx::{
-    ld_acquire, ld_global_16, ld_marked, st_global_16, st_marked, st_relaxed, st_release,
+#[cfg(feature = "cubecl-runtime")]
+use {
+    super::outputs::{has_output, output, sync_consumers},
+    crate::ptx::{
+        ld_acquire, ld_global_16, ld_marked, st_global_16, st_marked, st_relaxed, st_release,
+    },
+    cubecl::prelude::*,
 };
-use cubecl::prelude::*;
 
 /// The number of words with marks for which a thread waits at the same time.
 const LOADS_IN_FLIGHT: usize = 8;
@@ -46,6 +49,7 @@ impl Config {
 
 /// Stores a thread's totals in the block's area of the workspace. `rows` is the number of rows of
 /// activations from the tile's first row on.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 pub(crate) fn store(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] config: Config) {
     if comptime!(config.is_flagged()) {
@@ -82,6 +86,7 @@ pub(crate) fn store(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] 
 }
 
 /// Waits until block `other` has stored its sums, and adds them to a thread's totals.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 pub(crate) fn add(
     totals: &mut Array<f32>,
@@ -97,6 +102,7 @@ pub(crate) fn add(
     }
 }
 
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 fn add_flagged(totals: &mut Array<f32>, other: u32, workspace: u64, #[comptime] config: Config) {
     if UNIT_POS_X == 0 {
@@ -123,6 +129,7 @@ fn add_flagged(totals: &mut Array<f32>, other: u32, workspace: u64, #[comptime] 
     }
 }
 
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 fn add_marked(
     totals: &mut Array<f32>,
@@ -167,12 +174,14 @@ fn add_marked(
 }
 
 /// Returns the address of a block's flag.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 fn flag(workspace: u64, block: u32) -> u64 {
     workspace + u64::cast_from(block * comptime!(FLAG_BYTES as u32))
 }
 
 /// Returns the address of a thread's first four sums of a block whose sums are under a flag.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 fn flagged_sums(workspace: u64, block: u32, #[comptime] config: Config) -> u64 {
     let block = u64::cast_from(block) * comptime!(config.partial_bytes() as u64);
@@ -180,6 +189,7 @@ fn flagged_sums(workspace: u64, block: u32, #[comptime] config: Config) -> u64 {
 }
 
 /// Returns the address of a block's sums if each sum has a mark.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 fn marked_sums(workspace: u64, block: u32, #[comptime] config: Config) -> u64 {
     workspace + u64::cast_from(block) * comptime!(config.partial_bytes() as u64)

@@ -63,22 +63,29 @@ pub(crate) mod cluster;
 pub(crate) mod config;
 mod conversion;
 pub(crate) mod cost;
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) mod epilogue;
 mod exchange;
+#[cfg(feature = "cubecl-runtime")]
 #[allow(
     clippy::manual_is_multiple_of,
     reason = "beside `j / 2`, `j % 2` says where a column's zero point is"
 )]
 pub(crate) mod fragment;
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) mod operands;
 pub(crate) mod outputs;
 pub(crate) mod shape;
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) mod sizes;
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) mod stripe;
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) mod workspace;
 
 pub use candidates::configs;
 pub use config::Config;
 pub use cost::{Launch, launches, plan};
+#[cfg(feature = "cubecl-runtime")]
 pub use operands::row_length;
 pub use shape::{Product, Tile};

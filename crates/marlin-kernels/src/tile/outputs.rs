@@ -2,8 +2,8 @@
 //! these threads.
 
 use super::config::Config;
-use crate::ptx::bar_sync;
-use cubecl::prelude::*;
+#[cfg(feature = "cubecl-runtime")]
+use {crate::ptx::bar_sync, cubecl::prelude::*};
 
 /// The number of the named barrier of the warps that multiply. Barrier 0 is the barrier of
 /// `sync_cube`.
@@ -24,6 +24,7 @@ impl Config {
 }
 
 /// Waits for all warps that multiply.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 pub(crate) fn sync_consumers(#[comptime] config: Config) {
     if comptime!(config.has_producer()) {
@@ -34,6 +35,7 @@ pub(crate) fn sync_consumers(#[comptime] config: Config) {
 }
 
 /// Returns the position of a thread's total `i` in its tile, counted row by row.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 pub(crate) fn output(#[comptime] i: usize, #[comptime] config: Config) -> u32 {
     let count = comptime!(config.outputs_of_eight_rows());
@@ -50,6 +52,7 @@ pub(crate) fn output(#[comptime] i: usize, #[comptime] config: Config) -> u32 {
 }
 
 /// Returns true if a thread's total `i` exists in a tile of `rows` rows.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 pub(crate) fn has_output(#[comptime] i: usize, rows: u32, #[comptime] config: Config) -> bool {
     let count = comptime!(config.outputs_of_eight_rows() / config.epilogue.columns());

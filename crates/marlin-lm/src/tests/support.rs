@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Device, FloatDType};
 use half::{bf16, f16};
 use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
+use marlin_testing::repository_file;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use safetensors::tensor::TensorView;
@@ -261,5 +262,6 @@ pub(crate) fn check_dequantized(model: &Model, tokens: &[u32]) {
 /// Returns a `tokenizer.json` of byte-level BPE with the bytes 0..=255 as tokens, then `<s>` 256
 /// and `</s>` 257. It starts texts with `<s>`.
 pub(crate) fn byte_level_tokenizer() -> Value {
-    serde_json::from_str(include_str!("../../../marlin-text/tests/byte_level.json")).unwrap()
+    let path = repository_file("crates/marlin-text/tests/byte_level.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }

@@ -2,11 +2,13 @@
 //! kernels, and one for the host.
 
 use super::CacheShape;
+#[cfg(feature = "cubecl-runtime")]
 use cubecl::prelude::*;
 
 /// Returns the offset of the first position of a key head of a slot. The unit of the offset may be
 /// an element, a vector, a byte or a row: `per_position` is the number of units of a position. The
 /// positions of a head are contiguous.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 pub(crate) fn head_start<I: Int>(
     slot: u32,

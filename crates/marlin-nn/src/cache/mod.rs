@@ -2,6 +2,7 @@
 //! and values.
 
 mod address;
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) mod write;
 
 use crate::device::takes;
@@ -9,6 +10,7 @@ use crate::ops::DecodeBackend;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) use address::head_start;
 
 /// The shape of the keys or the values of a layer: [slots, kv_heads, max_len, head_dim].

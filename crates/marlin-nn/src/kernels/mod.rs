@@ -6,26 +6,39 @@
 //! [`SequenceState`] per sequence.
 
 pub mod attention;
+#[cfg(feature = "cubecl-runtime")]
 mod embed;
 pub mod flash;
+#[cfg(feature = "cubecl-runtime")]
 mod glu;
+#[cfg(feature = "cubecl-runtime")]
 mod likelihood;
+#[cfg(feature = "cubecl-runtime")]
 mod norm;
+#[cfg(feature = "cubecl-runtime")]
 mod rope_cache;
 pub mod sample;
 mod sequence_state;
+#[cfg(feature = "cubecl-runtime")]
 mod shape;
 #[cfg(feature = "inspect")]
 mod source;
 
 pub use crate::cache::CacheShape;
+#[cfg(feature = "cubecl-runtime")]
 pub use crate::cache::write::write_cache;
+#[cfg(feature = "cubecl-runtime")]
 pub use embed::{EmbedArgs, embed};
+#[cfg(feature = "cubecl-runtime")]
 pub use glu::{SiluMulArgs, silu_mul};
+#[cfg(feature = "cubecl-runtime")]
 pub use likelihood::{LikelihoodArgs, log_likelihoods};
+#[cfg(feature = "cubecl-runtime")]
 pub use norm::{RmsNormArgs, rms_norm};
+#[cfg(feature = "cubecl-runtime")]
 pub use rope_cache::{RopeCacheArgs, rope_cache};
 pub use sequence_state::{SequenceState, SequenceStatus};
+#[cfg(feature = "cubecl-runtime")]
 pub use shape::{RowsShape, lacks};
 #[cfg(feature = "inspect")]
 pub use source::{rms_norm_source, silu_mul_source};

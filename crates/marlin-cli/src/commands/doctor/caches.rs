@@ -1,6 +1,7 @@
 //! Checks of the caches.
 
 use super::report::{Check, Section};
+#[cfg(feature = "cubecl-runtime")]
 use crate::kernel_cache::{self, State};
 use crate::output::size;
 use std::fs;
@@ -30,6 +31,7 @@ pub fn check() -> Section {
     }
 }
 
+#[cfg(feature = "cubecl-runtime")]
 fn kernels() -> Check {
     let name = "kernels";
     match kernel_cache::state() {
@@ -57,6 +59,14 @@ fn kernels() -> Check {
             Check::ok(name, format!("{}: {bytes}, writable", folder.display()))
         }
     }
+}
+
+#[cfg(not(feature = "cubecl-runtime"))]
+fn kernels() -> Check {
+    Check::ok(
+        "kernels",
+        "none: no device that compiles kernels is compiled in",
+    )
 }
 
 /// Returns the folder of Hugging Face's cache, whether it exists or not.

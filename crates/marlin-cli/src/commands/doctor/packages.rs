@@ -4,6 +4,10 @@ use std::fs;
 
 /// A library or tool that the program loads at run time.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(all(feature = "cuda", feature = "vulkan")),
+    allow(dead_code, reason = "each runtime looks for its own packages")
+)]
 pub enum Package {
     /// NVIDIA's driver, with libcuda.
     CudaDriver,

@@ -1,10 +1,10 @@
 use crate::tile::candidates::Format;
 use crate::tile::shape::METADATA_ROWS;
-use crate::tile::sizes::NibbleMasks;
 use crate::tile::{self, Product, Tile};
 use crate::{Epilogue, Prologue};
-use cubecl::prelude::*;
 use marlin_format::{GroupSize, Sparsity, WeightValue};
+#[cfg(feature = "cubecl-runtime")]
+use {crate::tile::sizes::NibbleMasks, cubecl::prelude::*};
 
 /// The number of columns of a block, equal to the columns of a tile of
 /// [`MarlinLayout`](marlin_format::layout::MarlinLayout).
@@ -145,6 +145,7 @@ impl GemvConfig {
         }
     }
 
+    #[cfg(feature = "cubecl-runtime")]
     pub(super) fn cluster_dim(&self) -> CubeDim {
         CubeDim::new_1d(self.cluster() as u32)
     }
@@ -162,6 +163,7 @@ impl GemvConfig {
 }
 
 /// The lengths of a problem, as runtime arguments of the kernel.
+#[cfg(feature = "cubecl-runtime")]
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct GemvSizes {
     /// Output features; with SwiGLU, half of the weight's columns.

@@ -52,16 +52,22 @@
 //! one further product subtracts the zero points, and a group's sums are scaled in f32.
 
 mod config;
+#[cfg(feature = "cubecl-runtime")]
 mod input;
+#[cfg(feature = "cubecl-runtime")]
 mod kernel;
+#[cfg(feature = "cubecl-runtime")]
 mod launch;
+#[cfg(feature = "cubecl-runtime")]
 mod output;
 mod plan;
 #[cfg(feature = "inspect")]
 mod source;
+#[cfg(feature = "cubecl-runtime")]
 mod weight;
 
 pub use config::GemvConfig;
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) use launch::launch;
 pub use plan::{CLUSTERS, plan, takes_format};
 #[cfg(feature = "inspect")]

@@ -6,6 +6,7 @@
 //! | `tensor_cores` | two or more rows of f16 or bf16, on NVIDIA cards from compute capability 8.0 on |
 //! | `planes` | a few rows of any dtype, on every CubeCL runtime |
 
+#[cfg(feature = "cubecl-runtime")]
 mod planes;
 #[cfg(feature = "inspect")]
 mod source;
@@ -15,12 +16,16 @@ mod tensor_cores;
 pub use source::source;
 
 use crate::device::MIN_CAPABILITY;
-use crate::launch::vector_size;
-use crate::planes::Planes;
-use crate::problem::expect_length;
-use crate::{ActivationDtype, FloatProblem, Kernel, KernelError, Target, pdl};
-use cubecl::client::Client;
-use cubecl::prelude::*;
+use crate::{ActivationDtype, FloatProblem, Target};
+#[cfg(feature = "cubecl-runtime")]
+use {
+    crate::launch::vector_size,
+    crate::planes::Planes,
+    crate::problem::expect_length,
+    crate::{Kernel, KernelError, pdl},
+    cubecl::client::Client,
+    cubecl::prelude::*,
+};
 
 /// Maximum number of rows on tensor cores. Measured on an H200, 4096 features, 32,000 columns: 71
 /// us for up to 8 rows, 78 for 16, at most 118 for 32, 121 for 64; Burn's matmul takes 131 for 16
@@ -57,6 +62,7 @@ pub fn plan(problem: &FloatProblem, target: &Target) -> Option<LmHeadKernel> {
 }
 
 /// Operands of the lm_head. All are contiguous, at addresses that are multiples of 16.
+#[cfg(feature = "cubecl-runtime")]
 pub struct LmHeadOperands {
     /// The activations [M, K].
     pub x: BufferArg,
@@ -72,6 +78,7 @@ pub struct LmHeadOperands {
 /// # Errors
 /// Returns an error for a buffer of the wrong length, a kernel that does not support the problem,
 /// or a dtype that the device does not support.
+#[cfg(feature = "cubecl-runtime")]
 pub fn launch(
     client: &Client,
     problem: &FloatProblem,

@@ -19,9 +19,12 @@
 //! Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 
 use crate::ActivationDtype;
-use crate::pdl::launch_dependents_and_wait;
-use crate::ptx::{F4, U4, global_address, lane, ld_global_once_16, mma_m16n8k16};
-use cubecl::prelude::*;
+#[cfg(feature = "cubecl-runtime")]
+use {
+    crate::pdl::launch_dependents_and_wait,
+    crate::ptx::{F4, U4, global_address, lane, ld_global_once_16, mma_m16n8k16},
+    cubecl::prelude::*,
+};
 
 /// Features in a step, which is two products.
 pub(super) const STEP: usize = 32;
@@ -74,6 +77,7 @@ impl LmHeadConfig {
 
 /// Computes the lm_head. The buffers are those of [`LmHeadOperands`](super::LmHeadOperands); `x`
 /// and `weight` are read as vectors of four words, eight values.
+#[cfg(feature = "cubecl-runtime")]
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn head<F: Float>(
     x: &[U4],
@@ -185,12 +189,14 @@ pub(super) fn head<F: Float>(
 
 /// Loads the 16 bytes of a vector of the weight, bypassing the first-level cache so that the
 /// activations stay in it.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 fn load_once(weight: &[U4], place: usize) -> U4 {
     ld_global_once_16(global_address(weight) + 16u64 * u64::cast_from(place))
 }
 
 /// Builds fragment A from words `word` and `word + 1` of two columns.
+#[cfg(feature = "cubecl-runtime")]
 #[cube]
 fn fragment(upper: U4, lower: U4, #[comptime] word: usize) -> U4 {
     let mut a = U4::new(0u32);

@@ -45,27 +45,40 @@
 //! splits, each block writes its maximum, sum and output to a workspace. The last block to arrive,
 //! which an arrival counter determines, adds them in the order of the splits.
 
+#[cfg(feature = "cubecl-runtime")]
 mod block;
+#[cfg(feature = "cubecl-runtime")]
 mod config;
+#[cfg(feature = "cubecl-runtime")]
 #[allow(
     clippy::collapsible_if,
     reason = "of two conditions the outer is known when a kernel is compiled, the inner when it runs"
 )]
 mod finish;
+#[cfg(feature = "cubecl-runtime")]
 mod kernel;
+#[cfg(feature = "cubecl-runtime")]
 mod lane_group;
+#[cfg(feature = "cubecl-runtime")]
 mod launch;
+#[cfg(feature = "cubecl-runtime")]
 mod plan;
 mod shape;
+#[cfg(feature = "cubecl-runtime")]
 mod softmax;
 #[cfg(feature = "inspect")]
 mod source;
+#[cfg(feature = "cubecl-runtime")]
 mod stage;
 
+#[cfg(feature = "cubecl-runtime")]
 pub use config::{AttentionConfig, AttentionTarget};
+#[cfg(feature = "cubecl-runtime")]
 pub use launch::{AttentionArgs, attention};
+#[cfg(feature = "cubecl-runtime")]
 pub use plan::AttentionPlan;
 pub use shape::{AttentionPass, AttentionShape};
+#[cfg(feature = "cubecl-runtime")]
 pub(super) use softmax::{MASKED, NONE};
 #[cfg(feature = "inspect")]
 pub use source::source;

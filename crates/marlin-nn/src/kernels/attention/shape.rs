@@ -2,11 +2,15 @@
 
 use crate::MAX_PASS_ROWS;
 use crate::cache::CacheShape;
-use crate::kernels::SequenceState;
-use cubecl::prelude::BufferArg;
-use marlin_kernels::problem::{expect_at_most, expect_length, expect_presence};
+use marlin_kernels::problem::expect_at_most;
 use marlin_kernels::{ActivationDtype, KernelError};
 use std::fmt;
+#[cfg(feature = "cubecl-runtime")]
+use {
+    crate::kernels::SequenceState,
+    cubecl::prelude::BufferArg,
+    marlin_kernels::problem::{expect_length, expect_presence},
+};
 
 /// The number of elements of a vector: 16 bytes of a 16-bit type.
 pub(super) const VECTOR: usize = 8;
@@ -128,6 +132,7 @@ impl AttentionShape {
     }
 
     /// Checks the buffer lengths of the rows of a launch, and of the caches of keys and of values.
+    #[cfg(feature = "cubecl-runtime")]
     pub(in crate::kernels) fn expect_cache(
         &self,
         state: &BufferArg,
@@ -141,6 +146,7 @@ impl AttentionShape {
 
     /// Checks the buffer lengths of the tables of cosines and sines, and of the weights of the
     /// norms of query heads and key heads.
+    #[cfg(feature = "cubecl-runtime")]
     pub(in crate::kernels) fn expect_parameters(
         &self,
         [cos, sin]: [&BufferArg; 2],

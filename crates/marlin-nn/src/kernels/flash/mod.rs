@@ -44,16 +44,23 @@
 //! Rows in shared memory are 16 bytes longer than a head, an odd number of 16 bytes, so the eight
 //! rows that `ldmatrix` reads at a time are in different banks.
 
+#[cfg(feature = "cubecl-runtime")]
 mod config;
+#[cfg(feature = "cubecl-runtime")]
 mod launch;
+#[cfg(feature = "cubecl-runtime")]
 mod mma_sync;
+#[cfg(feature = "cubecl-runtime")]
 mod pipeline;
+#[cfg(feature = "cubecl-runtime")]
 mod softmax;
 #[cfg(feature = "inspect")]
 mod source;
 mod tiles;
+#[cfg(feature = "cubecl-runtime")]
 mod wgmma;
 
+#[cfg(feature = "cubecl-runtime")]
 pub use launch::{FlashArgs, flash, takes};
 #[cfg(feature = "inspect")]
 pub use source::source;

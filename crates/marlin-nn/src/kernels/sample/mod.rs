@@ -24,15 +24,23 @@
 //! others go on. Refused are vocabularies past 2^18 tokens, and devices without integers of 64 bits
 //! or with too little shared memory for the vocabulary ([`check_device`]).
 
+#[cfg(feature = "cubecl-runtime")]
 mod bins;
+#[cfg(feature = "cubecl-runtime")]
 mod filter;
+#[cfg(feature = "cubecl-runtime")]
 mod floats;
+#[cfg(feature = "cubecl-runtime")]
 mod kernel;
+#[cfg(feature = "cubecl-runtime")]
 mod launch;
+#[cfg(feature = "cubecl-runtime")]
 mod logits;
+#[cfg(feature = "cubecl-runtime")]
 mod noise;
 mod reference;
 
+#[cfg(feature = "cubecl-runtime")]
 pub use launch::{SampleArgs, SampleShape, check_device, sample, workspace_words};
 pub use reference::{bitmap, sample_host};
 
