@@ -13,6 +13,7 @@ mod progress;
 mod quantize;
 mod quantize_methods;
 mod quantize_refused;
+mod reference;
 mod strangers;
 mod support;
 mod text;
