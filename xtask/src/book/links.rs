@@ -6,8 +6,11 @@ use crate::process::root;
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
-/// Returns a line for each link to a file or an anchor that does not exist, and for each link of
-/// the book to a page outside of it, which the built book does not have.
+/// The table of contents: mdBook builds the pages that it links to.
+const SUMMARY: &str = "book/src/SUMMARY.md";
+
+/// Returns a line for each link to a file or an anchor that does not exist, for each link of the
+/// book to a page outside of it, and for each page of the book that is not in its table of contents.
 pub fn faults(pages: &[Page]) -> Vec<String> {
     let anchors: HashMap<&Path, &Page> = pages.iter().map(|page| (&*page.path, page)).collect();
     let mut faults = Vec::new();
@@ -18,6 +21,17 @@ pub fn faults(pages: &[Page]) -> Vec<String> {
                 faults.push(format!("{path}:{}: `{destination}`: {fault}", link.line));
             }
         }
+    }
+    if let Some(summary) = anchors.get(Path::new(SUMMARY)) {
+        let folder = Path::new("book/src");
+        let is_listed = |page: &&Page| {
+            let mut links = summary.links.iter();
+            links.any(|link| join(folder, &link.destination) == page.path)
+        };
+        let unlisted = pages
+            .iter()
+            .filter(|page| page.is_of_book() && page.path != summary.path && !is_listed(page));
+        faults.extend(unlisted.map(|page| format!("{} is not in {SUMMARY}", page.path.display())));
     }
     faults
 }
@@ -93,6 +107,23 @@ mod tests {
             "README.md:1: `book/src/llama.md#one`: book/src/llama.md has no such heading",
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn pages_outside_of_the_contents_are_found() {
+        let page = |path: &str, text: &str| Page::parse(Path::new(path), text.into());
+        let pages = [
+            page(
+                "book/src/SUMMARY.md",
+                "- [a](introduction.md)\n- [b](ladder/README.md)",
+            ),
+            page("book/src/introduction.md", ""),
+            page("book/src/ladder/README.md", ""),
+            page("book/src/glossary.md", ""),
+            page("README.md", ""),
+        ];
+        let expected = ["book/src/glossary.md is not in book/src/SUMMARY.md"];
+        assert_eq!(faults(&pages), expected);
     }
 
     #[test]
