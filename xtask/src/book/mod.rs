@@ -28,7 +28,7 @@ pub fn build(update: bool) -> Result<(), Error> {
             "--test",
             "cli",
             "--quiet",
-            "reference::",
+            "command_line::",
         ];
         run(cargo(test).env(UPDATE, "1"))?;
     }

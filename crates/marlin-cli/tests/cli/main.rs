@@ -4,6 +4,7 @@
 mod advise;
 mod bad_input;
 mod chat;
+mod command_line;
 mod doctor;
 mod evaluate;
 mod inspect;
@@ -13,7 +14,6 @@ mod progress;
 mod quantize;
 mod quantize_methods;
 mod quantize_refused;
-mod reference;
 mod strangers;
 mod support;
 mod text;
