@@ -16,7 +16,7 @@ pub struct PageRun {
 
 /// Runs the commands of a page of the book, which are its `sh` blocks, in one shell that stops at
 /// the first failure, after the commands `before`. They run in an empty folder beside a clone of the
-/// repository, with the folder of `program` on the path.
+/// repository, with the folder of `program` on the path, and no kernel is kept on disk.
 ///
 /// # Panics
 /// Panics if there is no such page, or if a command fails.
@@ -40,6 +40,7 @@ pub fn run_page(page: &str, before: &str, program: &Path) -> PageRun {
         .current_dir(&folder)
         .env("PATH", path)
         .env_remove("RUST_LOG")
+        .env("BURN_MARLIN_CACHE", "off")
         .output()
         .unwrap();
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
