@@ -15,11 +15,12 @@ def place(value, ticks, start, end):
 class Axes:
     """Two axes with their ticks and names, and the elements that are drawn on them."""
 
-    def __init__(self, x_ticks, y_ticks, x_name, y_name):
+    def __init__(self, x_ticks, y_ticks, x_name, y_name, width=WIDTH, left=LEFT, font=13):
         self.x_ticks, self.y_ticks = x_ticks, y_ticks
+        self.left, self.right = left, width - RIGHT
         self.parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" font-family="sans-serif" font-size="{font}">',
+            f'<rect width="{width}" height="{HEIGHT}" fill="white"/>',
         ]
         for tick in x_ticks:
             x = f"{self.x(tick):.1f}"
@@ -27,13 +28,13 @@ class Axes:
             self.parts.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{tick:g}</text>')
         for tick in y_ticks:
             y = self.y(tick)
-            self.parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-            self.parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-        self.parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">{x_name}</text>')
+            self.parts.append(f'<line x1="{left}" x2="{self.right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+            self.parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+        self.parts.append(f'<text x="{(left + self.right) / 2}" y="{HEIGHT - 10}" text-anchor="middle">{x_name}</text>')
         self.parts.append(f'<text x="18" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 18 {HEIGHT / 2})">{y_name}</text>')
 
     def x(self, value):
-        return place(value, self.x_ticks, LEFT, WIDTH - RIGHT)
+        return place(value, self.x_ticks, self.left, self.right)
 
     def y(self, value):
         return place(value, self.y_ticks, HEIGHT - BOTTOM, TOP)

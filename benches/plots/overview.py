@@ -8,13 +8,15 @@ The first argument is the folder that has `records` and `plots`. Python's own li
 import json
 import sys
 
-from axes import Axes, HEIGHT, LEFT, RIGHT, TOP, WIDTH
+from axes import Axes, HEIGHT, TOP
 
 INT4, SPARSE, F16, FLOOR = "#1d4ed8", "#0f766e", "#c2410c", "#777"
 SHAPE = "7b.qkv"
 X_TICKS = [1, 4, 16, 64, 256, 1024, 4096]
 Y_TICKS = [4, 10, 20, 50, 100, 200, 500, 1000]
 BAR, GAP = 26, 10
+# Large letters in narrow halves: a phone shows the whole in 360 pixels.
+WIDTH, LEFT, FONT = 480, 86, 18
 
 
 def rows(folder, name):
@@ -41,13 +43,13 @@ def bars(folder):
     for batch, title in [(1, "1 sequence"), (16, "16 sequences")]:
         found = decode(folder, batch)
         longest = max(found.values())
-        parts.append(f'<text x="{LEFT + 40}" y="{y}" font-weight="bold">{title}</text>')
+        parts.append(f'<text x="{LEFT + 8}" y="{y}" font-weight="bold">{title}</text>')
         y += GAP
         for weights, name, colour in [("w4a16-24", "int4, 2:4", SPARSE), ("w4a16", "int4", INT4), ("f16", "f16", F16)]:
-            length = found[weights] / longest * (WIDTH - LEFT - RIGHT - 100)
-            parts.append(f'<text x="{LEFT + 32}" y="{y + BAR * 0.7:.1f}" text-anchor="end">{name}</text>')
-            parts.append(f'<rect x="{LEFT + 40}" y="{y}" width="{length:.1f}" height="{BAR}" fill="{colour}"/>')
-            parts.append(f'<text x="{LEFT + 48 + length:.1f}" y="{y + BAR * 0.7:.1f}">{found[weights]:.0f}</text>')
+            length = found[weights] / longest * (WIDTH - LEFT - 76)
+            parts.append(f'<text x="{LEFT}" y="{y + BAR * 0.7:.1f}" text-anchor="end">{name}</text>')
+            parts.append(f'<rect x="{LEFT + 8}" y="{y}" width="{length:.1f}" height="{BAR}" fill="{colour}"/>')
+            parts.append(f'<text x="{LEFT + 16 + length:.1f}" y="{y + BAR * 0.7:.1f}">{found[weights]:.0f}</text>')
             y += BAR + GAP
         y += 3 * GAP
     return parts
@@ -55,24 +57,24 @@ def bars(folder):
 
 def matmul(folder):
     """The right half: the time of one matmul against the rows of activations."""
-    axes = Axes(X_TICKS, Y_TICKS, "rows of activations, M", "microseconds")
+    axes = Axes(X_TICKS, Y_TICKS, "rows of activations, M", "microseconds", WIDTH, LEFT, FONT)
     axes.parts.append(f'<text x="{WIDTH / 2}" y="{TOP - 8}" text-anchor="middle" font-weight="bold">One matmul, 4096 x 12288</text>')
     curves = [
         ("plots/cublas-h200", "us", "cuBLAS, f16", F16, "6 4"),
         ("records/h200", "us", "int4", INT4, ""),
         ("records/h200-24", "us", "int4, 2:4", SPARSE, ""),
-        ("records/h200", "floor_us", "floor of int4: bytes or flops of the card", FLOOR, "2 3"),
+        ("records/h200", "floor_us", "floor of int4: bytes or flops", FLOOR, "2 3"),
     ]
     for place, (name, field, label, colour, dash) in enumerate(curves):
         points = sorted((row["m"], row[field]) for row in rows(folder, name) if row["shape"] == SHAPE)
         axes.curve([(m, us, f"{label}, {m} rows: {us:.1f} us") for m, us in points], colour, dash)
-        axes.parts.append(f'<text x="{LEFT + 15}" y="{TOP + 22 + 20 * place}" fill="{colour}">{label}</text>')
+        axes.parts.append(f'<text x="{LEFT + 15}" y="{TOP + 24 + 24 * place}" fill="{colour}">{label}</text>')
     return axes.parts[2:]
 
 
 def main(folder, out):
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {HEIGHT}" font-family="sans-serif" font-size="14">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {HEIGHT}" font-family="sans-serif" font-size="{FONT}">',
         f'<rect width="{2 * WIDTH}" height="{HEIGHT}" fill="white"/>',
         *bars(folder),
         f'<g transform="translate({WIDTH} 0)">',

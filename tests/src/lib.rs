@@ -18,6 +18,8 @@ mod book {
     mod getting_started {}
     #[doc = include_str!("../../book/src/convert.md")]
     mod convert {}
+    #[doc = include_str!("../../book/src/load-module.md")]
+    mod load_module {}
     #[doc = include_str!("../../book/src/quantise.md")]
     mod quantise {}
     #[doc = include_str!("../../book/src/sparse.md")]

@@ -1,7 +1,6 @@
 //! `cargo xtask`: set-up, demo, tests, benches and book of this repository.
 
 mod bench;
-mod benchmarks;
 mod book;
 mod demo;
 mod gpu;
@@ -51,9 +50,11 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
-    /// Build the book into `target/book`, and check the tables of benchmarks against the records.
+    /// Build the book into `target/book`, and check the pages of the repository: the tables of
+    /// benchmarks against the records, the files shown in code blocks, the width of code, links.
     Book {
-        /// Write the tables of benchmarks anew from `benches/records`.
+        /// Write anew what is made of other files: tables of benchmarks, code blocks that show a
+        /// file, and the page of the command line, for which the program is built.
         #[arg(long)]
         update: bool,
     },

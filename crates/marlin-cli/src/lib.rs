@@ -1,8 +1,8 @@
 //! The program `burn-marlin`, which inspects Llama checkpoints, quantises them to 4 or 8 bits, and
 //! runs them.
 //!
-//! The library has a single function, [`main`], so that a binary that combines several programs can
-//! include this one.
+//! The library has the function [`main`], so that a binary that combines several programs can
+//! include this one, and [`command`], from which its documentation is made.
 //!
 //! # Features
 #![doc = document_features::document_features!()]
@@ -20,7 +20,7 @@ mod plot;
 mod progress;
 
 use args::{Cli, Command};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use error::CliError;
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -30,6 +30,11 @@ use tracing_subscriber::EnvFilter;
 /// The log filter that applies if `RUST_LOG` is not set. wgpu reports every graphics API that a
 /// machine lacks as an error; the devices present are listed when one is requested.
 const LOG: &str = "warn,wgpu_hal=off";
+
+/// Returns the definition of the command line: all commands and options, with their help.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
 
 /// Runs the program with its arguments, the first of which is its name, and returns its exit
 /// status. Call it before anything else in a binary's `main`: the process may be a worker of

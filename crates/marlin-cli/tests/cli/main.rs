@@ -4,6 +4,7 @@
 mod advise;
 mod bad_input;
 mod chat;
+mod command_line;
 mod doctor;
 mod evaluate;
 mod inspect;
