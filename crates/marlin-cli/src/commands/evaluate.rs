@@ -1,6 +1,7 @@
-use super::{open, open_dir, text_tokens};
+use super::{open_dir, text_tokens};
 use crate::args::EvaluateArgs;
 use crate::error::CliError;
+use crate::hub;
 use crate::output;
 use crate::plot::{Plot, Point};
 use crate::progress::Progress;
@@ -10,15 +11,22 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
-    let reference = open(&args.model, true)?;
+    let hub = &args.model.hub;
+    let reference_dir = hub::folder(&args.model.dir, hub)?;
+    let reference = open_dir(&reference_dir, &args.model, true)?;
     let tokens = |path| text_tokens(&reference, path, args.windows.max_tokens);
     let texts = args
         .text
         .iter()
         .map(|path| tokens(path))
         .collect::<Result<Vec<_>, _>>()?;
-    let others = args
+    let others_hub = hub.without_revision();
+    let other_dirs = args
         .with
+        .iter()
+        .map(|model| hub::folder(model, &others_hub))
+        .collect::<Result<Vec<_>, _>>()?;
+    let others = other_dirs
         .iter()
         .map(|dir| open_dir(dir, &args.model, false))
         .collect::<Result<Vec<_>, _>>()?;
@@ -33,13 +41,12 @@ pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         progress.set(done, total, "");
     })?;
     progress.finish();
-    let dirs = [args.model.dir.as_path()]
-        .into_iter()
-        .chain(args.with.iter().map(|dir| dir.as_path()));
-    let models = dirs
-        .map(|dir| {
+    let named = [&args.model.dir].into_iter().chain(&args.with);
+    let models = named
+        .zip([&reference_dir].into_iter().chain(&other_dirs))
+        .map(|(named, dir)| {
             Ok(Model {
-                dir,
+                dir: named,
                 bytes: Checkpoint::open(dir)?.size_bytes(),
             })
         })
@@ -55,6 +62,7 @@ pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
 
 /// A model that is evaluated.
 struct Model<'a> {
+    /// The folder or the name that was given.
     dir: &'a Path,
     bytes: usize,
 }

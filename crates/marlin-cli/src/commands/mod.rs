@@ -14,6 +14,7 @@ pub mod quantize;
 use crate::args::{DtypeName, ModelArgs, SamplingArgs};
 use crate::device;
 use crate::error::CliError;
+use crate::hub;
 use crate::progress::Progress;
 use burn::tensor::FloatDType;
 use marlin_format::{GroupSize, QuantSpec, WeightValue};
@@ -24,7 +25,7 @@ use std::path::Path;
 
 /// Opens the model of a command.
 fn open(args: &ModelArgs, with_tokenizer: bool) -> Result<LanguageModel, CliError> {
-    open_dir(&args.dir, args, with_tokenizer)
+    open_dir(&hub::folder(&args.dir, &args.hub)?, args, with_tokenizer)
 }
 
 /// Opens a folder with the options of a command's model.

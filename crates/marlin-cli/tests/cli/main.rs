@@ -6,6 +6,8 @@ mod bad_input;
 mod chat;
 mod doctor;
 mod evaluate;
+#[cfg(feature = "hub")]
+mod hub;
 mod inspect;
 mod interrupted;
 mod kernels;
