@@ -372,8 +372,11 @@ pub struct KernelsArgs {
 
 #[derive(Debug, Args)]
 pub struct AdviseArgs {
-    /// Hugging Face folder; its `config.json` is enough.
+    /// Hugging Face folder, of which `config.json` is enough, or name of a model on the hub; no
+    /// weights are downloaded.
     pub dir: PathBuf,
+    #[command(flatten)]
+    pub hub: HubArgs,
     /// Device whose card to use; by default the first present.
     #[arg(long, conflicts_with = "card")]
     pub device: Option<DeviceName>,
@@ -396,9 +399,11 @@ pub struct AdviseArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Hugging Face folder to check as well: config, tokenizer, chat template, and the shape and
-    /// data of every tensor.
+    /// Hugging Face folder, or name of a model on the hub, to check as well: config, tokenizer,
+    /// chat template, and the shape and data of every tensor.
     pub dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub hub: HubArgs,
     /// Device that the folder must fit on; by default the first of cuda, vulkan and flex that is
     /// present and has no error.
     #[arg(long, requires = "dir")]

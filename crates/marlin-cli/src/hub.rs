@@ -6,27 +6,38 @@ use std::path::{Path, PathBuf};
 
 /// Returns the folder of a model, given by its path or its name. Downloads what is missing, with a
 /// progress bar.
-#[cfg(feature = "hub")]
 pub fn folder(model: &Path, args: &HubArgs) -> Result<PathBuf, CliError> {
+    find(model, args, false)
+}
+
+/// Returns the folder of a model as [`folder`] does; the weights of a name need not be in it.
+pub fn folder_without_weights(model: &Path, args: &HubArgs) -> Result<PathBuf, CliError> {
+    find(model, args, true)
+}
+
+#[cfg(feature = "hub")]
+fn find(model: &Path, args: &HubArgs, without_weights: bool) -> Result<PathBuf, CliError> {
     use marlin_lm::hub::{HubOptions, resolve};
 
     let options = HubOptions {
         revision: args.revision.clone(),
         offline: args.offline,
+        without_weights,
         ..HubOptions::default()
     };
-    let bar = crate::output::progress_of_bytes(0);
+    let mut shown = crate::progress::Progress::of_bytes("downloaded");
     let dir = resolve(model, &options, |progress| {
-        bar.set_length(progress.total);
-        bar.set_position(progress.done);
-        bar.set_message(progress.file.to_owned());
+        shown.set(
+            progress.done as usize,
+            progress.total as usize,
+            progress.file,
+        );
     });
-    bar.finish_and_clear();
+    shown.finish();
     Ok(dir?)
 }
 
-/// Returns the folder of a model, given by its path.
 #[cfg(not(feature = "hub"))]
-pub fn folder(model: &Path, _: &HubArgs) -> Result<PathBuf, CliError> {
+fn find(model: &Path, _: &HubArgs, _: bool) -> Result<PathBuf, CliError> {
     Ok(model.into())
 }

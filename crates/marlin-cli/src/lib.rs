@@ -24,9 +24,8 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 /// The log filter that applies if `RUST_LOG` is not set. wgpu reports every graphics API that a
-/// machine lacks as an error; the devices present are listed when one is requested. `hf_hub` reports
-/// failed requests, which are also errors of the command.
-const LOG: &str = "warn,wgpu_hal=off,hf_hub=off";
+/// machine lacks as an error; the devices present are listed when one is requested.
+const LOG: &str = "warn,wgpu_hal=off";
 
 /// Runs the program with its arguments, the first of which is its name, and returns its exit
 /// status. Call it before anything else in a binary's `main`: the process may be a worker of

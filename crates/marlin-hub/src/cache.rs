@@ -2,21 +2,20 @@
 //!
 //! `models--owner--name` has the contents of files in `blobs`, links to them in
 //! `snapshots/<commit>`, and the commits of branches and tags in `refs`. `huggingface_hub` for Python
-//! uses the same folder.
+//! uses the same folder, and the same locks below `.locks`.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use crate::HubError;
-use crate::checksum::pointer_object_id;
-use crate::files::{RemoteFile, is_complete};
-use crate::name::{ModelName, is_hex, is_object_id};
+use crate::hub::RemoteFile;
+use crate::name::{ModelName, is_hex};
 
 /// The folder of a model.
 pub(crate) struct Cache {
     root: PathBuf,
-    lock: PathBuf,
+    locks: PathBuf,
 }
 
 impl Cache {
@@ -24,7 +23,7 @@ impl Cache {
     pub fn new(cache: &Path, ModelName { owner, name }: &ModelName) -> Self {
         let folder = format!("models--{owner}--{name}");
         Self {
-            lock: cache.join(".locks").join(&folder).join("burn-marlin.lock"),
+            locks: cache.join(".locks").join(&folder),
             root: cache.join(folder),
         }
     }
@@ -33,112 +32,89 @@ impl Cache {
         self.root.join("snapshots").join(commit)
     }
 
-    pub fn blob(&self, blob: &str) -> PathBuf {
-        self.root.join("blobs").join(blob)
+    /// Returns the path of the contents of files, given the name of a blob.
+    pub fn blob(&self, id: &str) -> PathBuf {
+        self.root.join("blobs").join(id)
     }
 
     /// Returns the path of a file that is being downloaded.
     pub fn partial(&self, file: &RemoteFile) -> PathBuf {
-        self.blob(&format!("{}.incomplete", file.object_id))
-    }
-
-    /// Returns the snapshot of a revision, if it is complete.
-    pub fn complete(&self, revision: &str) -> Option<PathBuf> {
-        let snapshot = self.snapshot(&self.commit(revision)?);
-        is_complete(&snapshot).then_some(snapshot)
+        self.blob(&format!("{}.incomplete", file.id))
     }
 
     /// Returns the commit that a revision was when it was last downloaded.
     pub fn commit(&self, revision: &str) -> Option<String> {
-        if is_object_id(revision) {
+        let is_commit = |text: &str| is_hex(text, 40);
+        if is_commit(revision) {
             return Some(revision.into());
         }
         let text = fs::read_to_string(self.reference(revision)).ok()?;
-        Some(text.trim())
-            .filter(|commit| is_object_id(commit))
-            .map(String::from)
+        Some(text.trim().to_owned()).filter(|commit| is_commit(commit))
+    }
+
+    /// Records the commit of a branch or tag.
+    pub fn set_commit(&self, revision: &str, commit: &str) -> Result<(), HubError> {
+        if self.commit(revision).as_deref() == Some(commit) {
+            return Ok(());
+        }
+        let path = self.reference(revision);
+        create_dir(path.parent().unwrap_or(&self.root))?;
+        fs::write(&path, commit).map_err(|source| HubError::io("write", &path, source))
     }
 
     fn reference(&self, revision: &str) -> PathBuf {
         self.root.join("refs").join(revision)
     }
 
-    /// Returns the name of the blob with the contents of a file, if they are in the cache, from
-    /// this or another revision.
-    pub fn blob_of(&self, file: &RemoteFile) -> Option<String> {
-        let has_size = |path: &Path| fs::metadata(path).is_ok_and(|found| found.len() == file.size);
-        if !file.is_lfs {
-            return has_size(&self.blob(&file.object_id)).then(|| file.object_id.clone());
-        }
-        let blobs = self.root.join("blobs").read_dir().ok()?;
-        blobs
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|blob| blob.len() == 64 && is_hex(blob) && has_size(&self.blob(blob)))
-            .find(|blob| pointer_object_id(blob, file.size) == file.object_id)
+    /// Returns the path of a file of a commit, if its contents are in the cache, from this or
+    /// another commit.
+    pub fn contents(&self, commit: &str, file: &RemoteFile) -> Option<PathBuf> {
+        let paths = [self.snapshot(commit).join(&file.path), self.blob(&file.id)];
+        paths.into_iter().find(|path| has_size(path, file))
     }
 
-    /// Returns whether a file of a snapshot is a link to a blob, or a copy of it.
-    pub fn is_linked(&self, commit: &str, file: &RemoteFile, blob: &str) -> bool {
-        let path = self.snapshot(commit).join(&file.path);
-        match (fs::canonicalize(&path), fs::canonicalize(self.blob(blob))) {
-            (Ok(target), Ok(blob)) if target == blob => true,
-            // Where links are not allowed, other programs put copies there.
-            (Ok(_), Ok(_)) => fs::symlink_metadata(&path)
-                .is_ok_and(|found| found.is_file() && found.len() == file.size),
-            _ => false,
-        }
-    }
-
-    /// Links a file of a snapshot to a blob. The link appears at once.
-    pub fn link(&self, commit: &str, file: &RemoteFile, blob: &str) -> Result<(), HubError> {
+    /// Links a file of a commit to its blob, if it is not in the folder of the commit.
+    pub fn link(&self, commit: &str, file: &RemoteFile) -> Result<(), HubError> {
         let snapshot = self.snapshot(commit);
-        create_dir(&snapshot)?;
-        let (path, temporary) = (
-            snapshot.join(&file.path),
-            snapshot.join(format!(".{}.new", file.path)),
-        );
-        remove(&temporary)?;
-        symlink(&self.blob(blob), blob, &temporary)
-            .and_then(|()| fs::rename(&temporary, &path))
-            .map_err(|source| HubError::io("link", &path, source))
-    }
-
-    /// Records the commit of a branch or tag.
-    pub fn set_commit(&self, revision: &str, commit: &str) -> Result<(), HubError> {
-        let path = self.reference(revision);
-        let mut temporary = path.clone().into_os_string();
-        temporary.push(".new");
-        let temporary = PathBuf::from(temporary);
-        create_dir(path.parent().unwrap_or(&self.root))?;
-        fs::write(&temporary, commit)
-            .and_then(|()| fs::rename(&temporary, &path))
-            .map_err(|source| HubError::io("write", &path, source))
-    }
-
-    /// Waits until no other process downloads this model, and keeps others from it until the file
-    /// is dropped.
-    pub fn lock(&self) -> Result<File, HubError> {
-        for dir in [self.lock.parent(), Some(&*self.root.join("blobs"))] {
-            dir.map_or(Ok(()), create_dir)?;
+        let link = snapshot.join(&file.path);
+        if has_size(&link, file) {
+            return Ok(());
         }
-        let failed = |source| HubError::io("lock", &self.lock, source);
-        let file = File::create(&self.lock).map_err(failed)?;
+        create_dir(&snapshot)?;
+        let create = || symlink(&self.blob(&file.id), &file.id, &link);
+        match create() {
+            // Another process has linked it.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && has_size(&link, file) => {
+                Ok(())
+            }
+            // A damaged copy.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                fs::remove_file(&link).and_then(|()| create())
+            }
+            result => result,
+        }
+        .map_err(|source| HubError::io("link", &link, source))
+    }
+
+    /// Waits until no other process downloads a blob, and keeps others from it until the returned
+    /// file is dropped.
+    pub fn lock(&self, id: &str) -> Result<File, HubError> {
+        create_dir(&self.locks)?;
+        create_dir(&self.root.join("blobs"))?;
+        let path = self.locks.join(format!("{id}.lock"));
+        let failed = |source| HubError::io("lock", &path, source);
+        let file = File::create(&path).map_err(failed)?;
         if file.try_lock().is_err() {
-            tracing::info!(lock = %self.lock.display(), "waits for another download of the model");
+            tracing::warn!(lock = %path.display(), "waits for another process that downloads the file");
             file.lock().map_err(failed)?;
         }
         Ok(file)
     }
 }
 
-/// Removes a file, which may not exist.
-pub(crate) fn remove(path: &Path) -> Result<(), HubError> {
-    match fs::remove_file(path) {
-        Err(source) if source.kind() != ErrorKind::NotFound => {
-            Err(HubError::io("remove", path, source))
-        }
-        _ => Ok(()),
-    }
+/// Returns whether a path, or what it links to, is a file with the size that the hub lists.
+pub(crate) fn has_size(path: &Path, file: &RemoteFile) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == file.size)
 }
 
 fn create_dir(path: &Path) -> Result<(), HubError> {
@@ -147,12 +123,12 @@ fn create_dir(path: &Path) -> Result<(), HubError> {
 
 /// Links to a blob, by its path relative to the snapshot, so that the cache can be moved.
 #[cfg(unix)]
-fn symlink(_: &Path, blob: &str, link: &Path) -> io::Result<()> {
-    std::os::unix::fs::symlink(Path::new("../../blobs").join(blob), link)
+fn symlink(_: &Path, id: &str, link: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(Path::new("../../blobs").join(id), link)
 }
 
 /// Links to a blob. Symbolic links need privileges on other systems.
 #[cfg(not(unix))]
-fn symlink(path: &Path, _: &str, link: &Path) -> io::Result<()> {
-    fs::hard_link(path, link)
+fn symlink(blob: &Path, _: &str, link: &Path) -> io::Result<()> {
+    fs::hard_link(blob, link)
 }

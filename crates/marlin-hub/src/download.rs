@@ -1,154 +1,115 @@
 //! The download of a file.
 //!
-//! Bytes are appended to `blobs/<id>.incomplete`, which a later attempt or run goes on with. The
-//! file gets its final name only when its checksum is that of the hub's list.
+//! Bytes are appended to `blobs/<checksum>.incomplete`, which a later attempt or run goes on with.
+//! The file gets its final name only when its checksum is that of the hub's list.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
+use std::thread::sleep;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use hf_hub::HFError;
-use tokio::time::{sleep, timeout};
+use sha1::{Digest, Sha1};
+use sha2::Sha256;
 
 use crate::HubError;
-use crate::cache::{Cache, remove};
-use crate::checksum::Checksum;
-use crate::files::RemoteFile;
-use crate::hub::{Hub, QUIET, is_transient, silent};
+use crate::cache::{Cache, has_size};
+use crate::hub::{Hub, RemoteFile};
 
 /// The number of attempts without progress after which a download is given up.
 const ATTEMPTS: u32 = 5;
 /// The time before the second attempt; it doubles with every further one.
 const DELAY: Duration = Duration::from_millis(200);
+/// The size of the pieces that are read and written, in bytes.
+const PIECE: usize = 1 << 18;
 
-/// Downloads a file to the cache, and returns the name of its blob. `on_bytes` is called with the
-/// number of bytes of the file that are there, which is less than before if the download begins
+/// Downloads a file to the cache, unless another process does so first. `on_bytes` is called with
+/// the number of bytes of the file that are there, which is less than before if the download begins
 /// anew.
-pub(crate) async fn download(
+pub(crate) fn download(
     hub: &Hub,
     cache: &Cache,
     commit: &str,
     file: &RemoteFile,
     mut on_bytes: impl FnMut(u64),
-) -> Result<String, HubError> {
-    let url = hub.url(commit, file);
+) -> Result<(), HubError> {
+    let _lock = cache.lock(&file.id)?;
+    let blob = cache.blob(&file.id);
+    if has_size(&blob, file) {
+        on_bytes(file.size);
+        return Ok(());
+    }
+    let url = hub.url(commit, &file.path);
     let mut partial = Partial::open(cache.partial(file), url.clone(), file)?;
+    tracing::info!(%url, size = file.size, done = partial.done, "downloads");
     on_bytes(partial.done);
     let (mut attempts, mut furthest) = (0, partial.done);
     while partial.done < file.size {
-        let source = match receive(hub, commit, file, &mut partial, &mut on_bytes).await {
-            Ok(()) => None,
-            Err(Broken::Disk(error)) => return Err(error),
-            Err(Broken::Network(error)) if !is_transient(&error) => {
-                return Err(hub.failed(error, &url, None));
+        let source = match partial.receive(hub, &mut on_bytes) {
+            Err(HubError::Unreachable { source, .. }) => Some(source),
+            result => result.map(|()| None)?,
+        };
+        if partial.done > furthest {
+            (attempts, furthest) = (0, partial.done);
+        }
+        attempts += 1;
+        if partial.done < file.size {
+            tracing::debug!(%url, done = partial.done, attempts, ?source, "a download broke off");
+            if attempts >= ATTEMPTS {
+                return Err(HubError::Interrupted {
+                    url,
+                    done: partial.done,
+                    total: file.size,
+                    attempts,
+                    source,
+                });
             }
-            Err(Broken::Network(error)) => Some(Box::new(error)),
-        };
-        if partial.done == file.size {
-            break;
+            sleep(DELAY * 2u32.pow(attempts - 1));
         }
-        attempts = if partial.done > furthest {
-            1
-        } else {
-            attempts + 1
-        };
-        furthest = furthest.max(partial.done);
-        tracing::debug!(%url, done = partial.done, attempts, ?source, "a download broke off");
-        if attempts >= ATTEMPTS {
-            return Err(HubError::Interrupted {
-                url,
-                done: partial.done,
-                total: file.size,
-                attempts,
-                source,
-            });
-        }
-        sleep(DELAY * 2u32.pow(attempts - 1)).await;
     }
-    partial.finish(cache)
-}
-
-/// The end of an attempt.
-enum Broken {
-    Network(HFError),
-    Disk(HubError),
-}
-
-/// Receives the rest of a file, until its end or the end of the connection.
-async fn receive(
-    hub: &Hub,
-    commit: &str,
-    file: &RemoteFile,
-    partial: &mut Partial,
-    on_bytes: &mut impl FnMut(u64),
-) -> Result<(), Broken> {
-    let rest = file.size - partial.done;
-    let range = (partial.done > 0).then_some(partial.done..file.size);
-    let is_range = range.is_some();
-    let (announced, mut bytes) = hub
-        .download(commit, file, range)
-        .await
-        .map_err(Broken::Network)?;
-    // Perhaps not the range: a server that does not know ranges sends the file from its beginning.
-    if is_range && announced != Some(rest) {
-        return partial.restart().map_err(Broken::Disk);
-    }
-    while partial.done < file.size {
-        let Ok(next) = timeout(QUIET, bytes.next()).await else {
-            return Err(Broken::Network(silent()));
-        };
-        let Some(piece) = next.transpose().map_err(Broken::Network)? else {
-            return Ok(());
-        };
-        partial.write(&piece).map_err(Broken::Disk)?;
-        on_bytes(partial.done);
-    }
-    Ok(())
+    partial.finish(blob)
 }
 
 /// A file that is being downloaded, and the checksum of what is there.
-struct Partial {
+struct Partial<'a> {
     path: PathBuf,
     url: String,
     file: File,
-    remote: RemoteFile,
+    remote: &'a RemoteFile,
     checksum: Checksum,
     done: u64,
 }
 
-impl Partial {
+impl<'a> Partial<'a> {
     /// Opens the file with what an earlier run has downloaded, or an empty file.
-    fn open(path: PathBuf, url: String, remote: &RemoteFile) -> Result<Self, HubError> {
+    fn open(path: PathBuf, url: String, remote: &'a RemoteFile) -> Result<Self, HubError> {
         let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
         let file = options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
             .open(&path)
             .map_err(|source| HubError::io("create", &path, source))?;
         let mut partial = Self {
             path,
             url,
             file,
-            checksum: Checksum::new(remote.is_lfs, remote.size),
-            remote: remote.clone(),
+            remote,
+            checksum: Checksum::new(remote),
             done: 0,
         };
         match partial.read() {
-            Ok(()) if partial.done <= remote.size => Ok(partial),
+            Ok(()) if partial.done <= remote.size => {}
             // More than the whole file: not a part of it.
-            Ok(()) => partial.restart().map(|()| partial),
-            Err(source) => Err(HubError::io("read", &partial.path, source)),
+            Ok(()) => partial.restart()?,
+            Err(source) => return Err(HubError::io("read", &partial.path, source)),
         }
+        Ok(partial)
     }
 
     /// Reads what is there, and leaves the file at its end.
     fn read(&mut self) -> io::Result<()> {
+        // A length of its own, as files of a device have no end.
         let length = self.file.metadata()?.len();
-        let mut buffer = vec![0; 1 << 20];
+        let mut buffer = vec![0; PIECE];
         while self.done < length {
             match self.file.read(&mut buffer)? {
                 0 => break,
@@ -168,14 +129,33 @@ impl Partial {
             .and_then(|()| self.file.seek(SeekFrom::Start(0)))
             .map_err(|source| HubError::io("write", &self.path, source))?;
         self.done = 0;
-        self.checksum = Checksum::new(self.remote.is_lfs, self.remote.size);
+        self.checksum = Checksum::new(self.remote);
         Ok(())
     }
 
-    /// Appends bytes, without those beyond the size of the file.
+    /// Receives the rest of the file, until its end or the end of the connection.
+    fn receive(&mut self, hub: &Hub, on_bytes: &mut impl FnMut(u64)) -> Result<(), HubError> {
+        let (is_rest, body) = hub.open(&self.url, self.done)?;
+        if self.done > 0 && !is_rest {
+            self.restart()?;
+        }
+        let mut body = body.into_reader().take(self.remote.size - self.done);
+        let mut buffer = vec![0; PIECE];
+        loop {
+            match body.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(count) => self.write(&buffer[..count])?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(source) => {
+                    let url = self.url.clone();
+                    return Err(HubError::Unreachable { url, source });
+                }
+            }
+            on_bytes(self.done);
+        }
+    }
+
     fn write(&mut self, bytes: &[u8]) -> Result<(), HubError> {
-        let rest = usize::try_from(self.remote.size - self.done).unwrap_or(usize::MAX);
-        let bytes = &bytes[..bytes.len().min(rest)];
         self.file
             .write_all(bytes)
             .map_err(|source| self.not_written(source))?;
@@ -198,22 +178,84 @@ impl Partial {
 
     /// Compares the checksum, and gives the file its final name. A file with another checksum is
     /// removed.
-    fn finish(self, cache: &Cache) -> Result<String, HubError> {
+    fn finish(self, blob: PathBuf) -> Result<(), HubError> {
         // Without this a power failure could leave the name without the contents.
         self.file
             .sync_all()
             .map_err(|source| self.not_written(source))?;
-        let found = self.checksum.finish();
-        if found.object_id != self.remote.object_id {
-            remove(&self.path)?;
+        drop(self.file);
+        let (expected, found) = (&self.remote.id, self.checksum.finish());
+        if found != *expected {
+            fs::remove_file(&self.path)
+                .map_err(|source| HubError::io("remove", &self.path, source))?;
             return Err(HubError::Checksum {
                 url: self.url,
-                expected: self.remote.object_id,
-                found: found.object_id,
+                expected: expected.clone(),
+                found,
             });
         }
-        fs::rename(&self.path, cache.blob(&found.blob))
-            .map_err(|source| HubError::io("rename", &self.path, source))?;
-        Ok(found.blob)
+        fs::rename(&self.path, blob).map_err(|source| HubError::io("rename", &self.path, source))
+    }
+}
+
+/// The checksum of a file whose contents are added in pieces.
+enum Checksum {
+    /// The Git object ID.
+    Git(Sha1),
+    /// The SHA-256 of a file in LFS.
+    Lfs(Sha256),
+}
+
+impl Checksum {
+    fn new(file: &RemoteFile) -> Self {
+        if file.is_lfs {
+            Self::Lfs(Sha256::new())
+        } else {
+            Self::Git(Sha1::new_with_prefix(format!("blob {}\0", file.size)))
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Git(hash) => hash.update(bytes),
+            Self::Lfs(hash) => hash.update(bytes),
+        }
+    }
+
+    fn finish(self) -> String {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        match self {
+            Self::Git(hash) => hex(&hash.finalize()),
+            Self::Lfs(hash) => hex(&hash.finalize()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_those_of_git_and_of_lfs() {
+        let mut file = RemoteFile {
+            path: String::new(),
+            size: 6,
+            id: String::new(),
+            is_lfs: false,
+        };
+        // `printf 'hello\n' | git hash-object --stdin`, and `| sha256sum`.
+        for (is_lfs, expected) in [
+            (false, "ce013625030ba8dba906f756967f9e9ca394464a"),
+            (
+                true,
+                "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03",
+            ),
+        ] {
+            file.is_lfs = is_lfs;
+            let mut checksum = Checksum::new(&file);
+            checksum.update(b"hel");
+            checksum.update(b"lo\n");
+            assert_eq!(checksum.finish(), expected);
+        }
     }
 }

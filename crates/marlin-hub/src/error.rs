@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hf_hub::HFError;
+use marlin_format::checkpoint::{CheckpointError, InPlaceOfWeights};
 
 /// A model that cannot be found, downloaded or used by its name.
 #[derive(Debug, thiserror::Error)]
@@ -39,9 +39,10 @@ pub enum HubError {
     Endpoint {
         /// The address.
         endpoint: String,
-        /// The cause.
-        source: Box<HFError>,
     },
+    /// A user without a home folder, and so without a cache.
+    #[error("there is no home folder for the cache of models; set HF_HOME to a folder")]
+    NoHome,
     /// A model that is not in the cache, while the network must not be used.
     #[error(
         "{name}, revision `{revision}`, is not complete in {} and the network is not used (--offline, HF_HUB_OFFLINE): run once with the network, or set \
@@ -80,9 +81,14 @@ pub enum HubError {
         /// The revision.
         revision: String,
     },
-    /// A network runtime that the operating system does not start.
-    #[error("the threads and timers of the network could not be started")]
-    Runtime(#[source] io::Error),
+    /// A token that the hub does not know.
+    #[error(
+        "{endpoint} refuses the token; set HF_TOKEN to one that is valid, or, for a public model, remove it (HF_TOKEN, or the file `token` in HF_HOME)"
+    )]
+    Token {
+        /// The address of the hub.
+        endpoint: String,
+    },
     /// A hub that does not answer, or not with what its interface promises.
     #[error(
         "{url} could not be read; check the network, or use a copy in the cache with --offline"
@@ -91,7 +97,7 @@ pub enum HubError {
         /// The address.
         url: String,
         /// The cause.
-        source: Box<HFError>,
+        source: io::Error,
     },
     /// An answer of the hub that is an error, or is not understood.
     #[error("{url}: {reason}")]
@@ -115,7 +121,7 @@ pub enum HubError {
         /// The number of attempts without progress.
         attempts: u32,
         /// The cause of the last attempt; `None` if the server ended the file early.
-        source: Option<Box<HFError>>,
+        source: Option<io::Error>,
     },
     /// A downloaded file with other contents than the hub lists.
     #[error(
@@ -124,9 +130,9 @@ pub enum HubError {
     Checksum {
         /// The address.
         url: String,
-        /// The Git object ID in the hub's list.
+        /// The checksum in the hub's list: the SHA-256 for a file in LFS, otherwise the Git object ID.
         expected: String,
-        /// The Git object ID of the bytes received.
+        /// That of the bytes received.
         found: String,
     },
     /// A disk without room for a download.
@@ -155,14 +161,12 @@ pub enum HubError {
         source: io::Error,
     },
     /// A model without weights that can be read.
-    #[error(
-        "{name} has no weights as safetensors{}", found.as_ref().map_or_else(String::new, |found| format!(", but {found}"))
-    )]
+    #[error("{name} has neither model.safetensors nor model.safetensors.index.json; {found}")]
     NoWeights {
         /// The name of the model.
         name: String,
-        /// What it has in their place.
-        found: Option<String>,
+        /// The contents found in place of the weights.
+        found: InPlaceOfWeights,
     },
     /// An index that names a file that the model does not have.
     #[error(
@@ -177,13 +181,8 @@ pub enum HubError {
         shard: String,
     },
     /// An index of shards that cannot be read.
-    #[error("{} is no index of shards", path.display())]
-    Index {
-        /// The index.
-        path: PathBuf,
-        /// The position and the cause.
-        source: serde_json::Error,
-    },
+    #[error(transparent)]
+    Index(#[from] CheckpointError),
 }
 
 impl HubError {

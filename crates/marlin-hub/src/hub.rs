@@ -1,119 +1,145 @@
 //! Requests to the hub.
 
-use std::ops::Range;
-use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use hf_hub::repository::RepoTreeEntry;
-use hf_hub::repository::download::HFByteStream;
-use hf_hub::{HFClient, HFError, HFRepository, HFResult, RepoTypeModel};
-use tokio::time::timeout;
+use serde::Deserialize;
+use ureq::http::Response;
+use ureq::{Agent, Body};
 
 use crate::HubError;
-use crate::files::RemoteFile;
-use crate::name::{ModelName, is_object_id};
+use crate::environment::Environment;
+use crate::name::{ModelName, is_hex};
 
-/// The time after which a hub that sends nothing is given up. The attempts of `hf-hub` at a request
-/// have it together.
-pub(crate) const QUIET: Duration = Duration::from_secs(60);
+/// The time after which a hub that sends nothing is given up.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// A file in the hub's list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RemoteFile {
+    /// The path in the repository.
+    pub path: String,
+    /// The size in bytes.
+    pub size: u64,
+    /// The checksum, which names the contents in the cache: for a file in LFS the SHA-256,
+    /// otherwise the Git object ID.
+    pub id: String,
+    /// True for a file in LFS.
+    pub is_lfs: bool,
+}
 
 /// A model on the hub.
 pub(crate) struct Hub {
-    repository: HFRepository<RepoTypeModel>,
+    agent: Agent,
     endpoint: String,
+    token: Option<String>,
     name: ModelName,
 }
 
 impl Hub {
-    pub fn new(client: &HFClient, name: &ModelName) -> Self {
+    pub fn new(environment: &Environment, name: ModelName) -> Self {
+        let config = Agent::config_builder()
+            // Errors of the hub have their reason in headers.
+            .http_status_as_error(false)
+            .redirect_auth_headers(ureq::config::RedirectAuthHeaders::SameHost)
+            .user_agent(concat!("burn-marlin/", env!("CARGO_PKG_VERSION")))
+            // Offsets in a file are those of its own bytes.
+            .accept_encoding("identity")
+            .timeout_resolve(Some(QUIET))
+            .timeout_connect(Some(QUIET))
+            .timeout_per_read(Some(QUIET));
         Self {
-            repository: client.model(&*name.owner, &*name.name),
-            endpoint: client.endpoint().into(),
-            name: name.clone(),
+            agent: config.build().into(),
+            endpoint: environment.endpoint.clone(),
+            token: environment.token.clone(),
+            name,
         }
     }
 
-    /// Returns the commit of a revision.
-    pub async fn commit(&self, revision: &str) -> Result<String, HubError> {
-        let url = format!(
-            "{}/api/models/{}/revision/{revision}",
-            self.endpoint, self.name
-        );
-        let request = self.repository.info().revision(revision).send();
-        let info = answer(request)
-            .await
-            .map_err(|error| self.failed(error, &url, Some(revision)))?;
-        match info.sha {
-            Some(commit) if is_object_id(&commit) => Ok(commit),
-            found => Err(HubError::Answer {
-                url,
-                reason: format!("the commit is {found:?}, not 40 hexadecimal digits"),
-            }),
-        }
-    }
-
-    /// Returns the files at the top of the repository.
-    pub async fn list(&self, commit: &str) -> Result<Vec<RemoteFile>, HubError> {
-        let url = format!("{}/api/models/{}/tree/{commit}", self.endpoint, self.name);
-        let entries = async {
-            let mut pages = pin!(self.repository.list_tree().revision(commit).send()?);
-            let mut entries = Vec::new();
-            while let Some(entry) = pages.next().await {
-                entries.push(entry?);
-            }
-            Ok::<_, HFError>(entries)
+    /// Returns the commit of a revision, and the files at the top of the repository.
+    pub fn list(&self, revision: &str) -> Result<(String, Vec<RemoteFile>), HubError> {
+        let Self { endpoint, name, .. } = self;
+        let revision_part = encode(revision);
+        let url = format!("{endpoint}/api/models/{name}/revision/{revision_part}?blobs=true");
+        let mut response = self.get(&url, 0)?;
+        let code = header(&response, "X-Error-Code");
+        let not_found = match self.check(&url, &response) {
+            Ok(()) => false,
+            // So the hub answers for a model that does not exist, if it gets no token.
+            Err(HubError::Gated { status: 401, .. }) if code != "GatedRepo" => true,
+            Err(_) if response.status().as_u16() == 404 => true,
+            Err(error) => return Err(error),
         };
-        let entries = answer(entries)
-            .await
-            .map_err(|error| self.failed(error, &url, Some(commit)))?;
-        let files = entries.into_iter().filter_map(|entry| match entry {
-            RepoTreeEntry::File {
-                oid,
-                size,
-                path,
-                lfs,
-                ..
-            } => Some(RemoteFile {
-                path,
-                size,
-                object_id: oid,
-                is_lfs: lfs.is_some(),
-            }),
-            RepoTreeEntry::Directory { .. } => None,
-        });
-        // The path, and the ID below, name files in the cache.
-        let is_name = |path: &str| !path.starts_with('.') && !path.contains(['/', '\\', ':', '\0']);
-        let files: Vec<RemoteFile> = files.filter(|file| is_name(&file.path)).collect();
-        match files.iter().find(|file| !is_object_id(&file.object_id)) {
-            None => Ok(files),
-            Some(file) => Err(HubError::Answer {
-                url,
-                reason: format!(
-                    "the ID of {:?} is {:?}, not 40 hexadecimal digits",
-                    file.path, file.object_id
-                ),
-            }),
+        if not_found {
+            return Err(HubError::NotFound {
+                endpoint: endpoint.clone(),
+                name: name.to_string(),
+                revision: revision.into(),
+            });
         }
+        let failed = |reason| HubError::Answer {
+            url: url.clone(),
+            reason,
+        };
+        let text = response.body_mut().read_to_vec();
+        let text = text.map_err(|error| unreachable(&url, error))?;
+        let model: Model =
+            serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))?;
+        if !is_hex(&model.sha, 40) {
+            return Err(failed(format!(
+                "the commit is {:?}, 40 hexadecimal digits expected",
+                model.sha
+            )));
+        }
+        // The path and the checksum name files in the cache.
+        let is_name = |path: &str| !path.starts_with('.') && !path.contains(['/', '\\', ':', '\0']);
+        let files = model.siblings.into_iter();
+        let files = files.filter(|file| is_name(&file.rfilename));
+        let files = files.map(|file| file.remote().map_err(failed));
+        Ok((model.sha, files.collect::<Result<_, _>>()?))
     }
 
-    /// Begins to download a file or a part of it. Returns the number of bytes that the hub
-    /// announces, and the bytes.
-    pub async fn download(
-        &self,
-        commit: &str,
-        file: &RemoteFile,
-        range: Option<Range<u64>>,
-    ) -> HFResult<(Option<u64>, HFByteStream)> {
-        let request = self.repository.download_file_stream();
-        answer(
-            request
-                .filename(&*file.path)
-                .revision(commit)
-                .maybe_range(range)
-                .send(),
-        )
-        .await
+    /// Begins to download a file from an offset. Returns whether the answer begins there, and not
+    /// at the beginning of the file, and its bytes.
+    pub fn open(&self, url: &str, start: u64) -> Result<(bool, Body), HubError> {
+        let response = self.get(url, start)?;
+        self.check(url, &response)?;
+        let is_rest = response.status().as_u16() == 206;
+        Ok((is_rest, response.into_body()))
+    }
+
+    fn get(&self, url: &str, start: u64) -> Result<Response<Body>, HubError> {
+        let mut request = self.agent.get(url);
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        if start > 0 {
+            request = request.header("Range", format!("bytes={start}-"));
+        }
+        request.call().map_err(|error| unreachable(url, error))
+    }
+
+    /// Returns the error of an answer that is one.
+    fn check(&self, url: &str, response: &Response<Body>) -> Result<(), HubError> {
+        let status = response.status().as_u16();
+        let reason = header(response, "X-Error-Message");
+        match status {
+            200 | 206 => Ok(()),
+            500.. => Err(unreachable(url, ureq::Error::StatusCode(status))),
+            401 if reason.contains("Invalid credentials") => Err(HubError::Token {
+                endpoint: self.endpoint.clone(),
+            }),
+            401 | 403 => Err(HubError::Gated {
+                name: self.name.to_string(),
+                url: format!("{}/{}", self.endpoint, self.name),
+                status,
+            }),
+            _ => Err(HubError::Answer {
+                url: url.into(),
+                reason: format!("the hub answers {status} {reason}")
+                    .trim_end()
+                    .into(),
+            }),
+        }
     }
 
     /// Returns the name of the model.
@@ -121,78 +147,77 @@ impl Hub {
         self.name.to_string()
     }
 
-    pub fn url(&self, commit: &str, file: &RemoteFile) -> String {
-        format!(
-            "{}/{}/resolve/{commit}/{}",
-            self.endpoint, self.name, file.path
-        )
+    /// Returns the address of a file.
+    pub fn url(&self, commit: &str, path: &str) -> String {
+        let Self { endpoint, name, .. } = self;
+        format!("{endpoint}/{name}/resolve/{commit}/{}", encode(path))
     }
+}
 
-    /// Returns the error of a failed request. `revision` is set for a request that fails if the
-    /// model or the revision does not exist.
-    pub fn failed(&self, error: HFError, url: &str, revision: Option<&str>) -> HubError {
-        let url = url.to_owned();
-        match (status(&error), revision) {
-            (Some((404, _)), Some(revision)) => self.not_found(revision),
-            // Without a token the hub does not tell whether a model exists.
-            (Some((401 | 403, Some("RepoNotFound" | "RevisionNotFound"))), Some(revision)) => {
-                self.not_found(revision)
-            }
-            (Some((status @ (401 | 403), _)), _) => HubError::Gated {
-                name: self.name.to_string(),
-                url: format!("{}/{}", self.endpoint, self.name),
-                status,
-            },
-            (Some((..500, _)), _) => HubError::Answer {
-                url,
-                reason: error.to_string(),
-            },
-            _ => HubError::Unreachable {
-                url,
-                source: Box::new(error),
-            },
-        }
-    }
+/// The hub's description of a revision of a model.
+#[derive(Deserialize)]
+struct Model {
+    sha: String,
+    siblings: Vec<Sibling>,
+}
 
-    fn not_found(&self, revision: &str) -> HubError {
-        HubError::NotFound {
-            endpoint: self.endpoint.clone(),
-            name: self.name.to_string(),
-            revision: revision.into(),
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: String,
+}
+
+impl Sibling {
+    /// Returns the file, or what is wrong with its entry.
+    fn remote(self) -> Result<RemoteFile, String> {
+        let is_lfs = self.lfs.is_some();
+        let (id, digits) = match self.lfs {
+            Some(lfs) => (Some(lfs.sha256), 64),
+            None => (self.blob_id, 40),
+        };
+        match (id, self.size) {
+            (Some(id), Some(size)) if is_hex(&id, digits) => Ok(RemoteFile {
+                path: self.rfilename,
+                size,
+                id,
+                is_lfs,
+            }),
+            (id, size) => Err(format!(
+                "{:?} has the size {size:?} and the checksum {id:?}, {digits} hexadecimal digits expected",
+                self.rfilename
+            )),
         }
     }
 }
 
-/// Returns whether another attempt at a request may succeed.
-pub(crate) fn is_transient(error: &HFError) -> bool {
-    status(error).is_none_or(|(status, _)| status >= 500)
+pub(crate) fn unreachable(url: &str, error: ureq::Error) -> HubError {
+    HubError::Unreachable {
+        url: url.into(),
+        source: error.into_io(),
+    }
 }
 
-/// Returns the status and the hub's code of an answer that is an error.
-fn status(error: &HFError) -> Option<(u16, Option<&str>)> {
-    let context = match error {
-        HFError::Http { context }
-        | HFError::AuthRequired { context }
-        | HFError::Forbidden { context }
-        | HFError::Conflict { context }
-        | HFError::RateLimited { context, .. } => context,
-        HFError::RepoNotFound { context, .. }
-        | HFError::RevisionNotFound { context, .. }
-        | HFError::EntryNotFound { context, .. } => context.as_ref()?,
-        _ => return None,
+fn header<'a>(response: &'a Response<Body>, name: &str) -> &'a str {
+    let value = response.headers().get(name);
+    value
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
+}
+
+/// Encodes a text as one part of a URL's path.
+fn encode(text: &str) -> String {
+    let encoded = |byte: u8| match byte {
+        b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
+        _ if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
     };
-    Some((context.status.as_u16(), context.error_code.as_deref()))
-}
-
-/// Waits for an answer, but not for ever.
-async fn answer<T>(request: impl Future<Output = HFResult<T>>) -> HFResult<T> {
-    match timeout(QUIET, request).await {
-        Ok(answer) => answer,
-        Err(_) => Err(silent()),
-    }
-}
-
-/// Returns the error of a hub that sends nothing.
-pub(crate) fn silent() -> HFError {
-    HFError::Other(format!("nothing was received for {} s", QUIET.as_secs()))
+    text.bytes().map(encoded).collect()
 }

@@ -1,43 +1,34 @@
-//! Models by name: downloads what a model needs from the Hugging Face hub.
+//! Models by their name on the Hugging Face hub.
 //!
-//! [`resolve`] takes what a user gives as a model. A path that exists is returned as it is. A name,
-//! such as `Qwen/Qwen3-8B-AWQ`, is looked up in Hugging Face's cache, the folder that
-//! `huggingface_hub` for Python also uses; files that are not there are downloaded.
+//! [`resolve`] takes the path of a folder or a name such as `Qwen/Qwen3-8B-AWQ`, and returns a
+//! folder. The files of a name are in Hugging Face's own cache, which other programs share; those
+//! that are not there are downloaded.
 //!
 //! Only the files that are read are downloaded: configs, tokenizer, chat template, and the
 //! safetensors that a folder is opened with. A download that breaks off is resumed, in the same run
 //! or in the next. Each file is compared with the checksum in the hub's list before it gets its name
 //! in the cache, and the folder that is returned has links to such files only.
-//!
-//! The crate `hf-hub` sends the requests and knows the environment variables. It does not resume
-//! downloads or compare checksums, so files are received and stored here.
 
 mod cache;
-mod checksum;
 mod download;
+mod environment;
 mod error;
-mod files;
 mod hub;
 mod name;
 mod snapshot;
 
 use std::path::{Path, PathBuf};
-use std::thread;
-
-use hf_hub::{HFClient, HFError};
 
 use self::cache::Cache;
+use self::environment::Environment;
 use self::hub::Hub;
 use self::name::ModelName;
-use self::snapshot::snapshot;
 
 pub use self::error::HubError;
-pub use self::files::is_needed;
+pub use self::snapshot::is_needed;
 
 /// The revision without another.
 const MAIN: &str = "main";
-/// The hub without another.
-const ENDPOINT: &str = "https://huggingface.co";
 
 /// Options for finding a model. The environment has the value of each option that is not set, as in
 /// Hugging Face's own programs.
@@ -47,8 +38,10 @@ pub struct HubOptions {
     pub revision: Option<String>,
     /// True to use only what is in the cache, as with `HF_HUB_OFFLINE=1`.
     pub offline: bool,
-    /// The token of an account, for gated and private models; otherwise that of `HF_TOKEN`,
-    /// `HF_TOKEN_PATH`, or the file in which `hf auth login` keeps it.
+    /// True to leave out the weights, which are nearly all bytes of a model.
+    pub without_weights: bool,
+    /// The token of an account, for gated and private models; otherwise that of `HF_TOKEN`, or of
+    /// the file `HF_TOKEN_PATH`, by default the file `token` of `HF_HOME`.
     pub token: Option<String>,
     /// The address of the hub; otherwise that of `HF_ENDPOINT`, or `https://huggingface.co`.
     pub endpoint: Option<String>,
@@ -63,6 +56,7 @@ impl std::fmt::Debug for HubOptions {
         f.debug_struct("HubOptions")
             .field("revision", &self.revision)
             .field("offline", &self.offline)
+            .field("without_weights", &self.without_weights)
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("endpoint", &self.endpoint)
             .field("cache", &self.cache)
@@ -95,8 +89,8 @@ pub fn is_name(path: &Path) -> bool {
 /// for even if everything is in the cache; if the hub cannot be reached, the commit in the cache is
 /// taken.
 ///
-/// The folder is complete: every file in it has the size and the checksum that the hub lists. Two
-/// processes can download the same model; the second waits for the first.
+/// The folder is complete: every file that was downloaded has the size and the checksum that the
+/// hub lists. Two processes can download the same model; the second waits for the first.
 ///
 /// # Errors
 /// A [`HubError`]. After each of them a later call goes on with the files and parts of files that
@@ -104,7 +98,7 @@ pub fn is_name(path: &Path) -> bool {
 pub fn resolve(
     path: impl AsRef<Path>,
     options: &HubOptions,
-    on_progress: impl FnMut(HubProgress<'_>) + Send,
+    on_progress: impl FnMut(HubProgress<'_>),
 ) -> Result<PathBuf, HubError> {
     let path = path.as_ref();
     if path.exists() {
@@ -128,18 +122,23 @@ pub fn resolve(
     };
     let revision = options.revision.as_deref().unwrap_or(MAIN);
     name::check_revision(revision)?;
-    let client = client(options)?;
-    let cache = Cache::new(client.cache_dir(), &name);
-    if options.offline || is_offline() {
-        return cache.complete(revision).ok_or_else(|| HubError::Offline {
+    let environment = Environment::read(options)?;
+    let cache = Cache::new(&environment.cache, &name);
+    let cached = || {
+        let snapshot = cache.snapshot(&cache.commit(revision)?);
+        snapshot::is_complete(&snapshot, options.without_weights).then_some(snapshot)
+    };
+    if environment.offline {
+        return cached().ok_or_else(|| HubError::Offline {
             name: name.to_string(),
             revision: revision.into(),
-            cache: client.cache_dir().into(),
+            cache: environment.cache.clone(),
         });
     }
-    let hub = Hub::new(&client, &name);
-    match block_on(snapshot(&hub, &cache, revision, on_progress)) {
-        Err(HubError::Unreachable { url, source }) => match cache.complete(revision) {
+    let hub = Hub::new(&environment, name);
+    let with_weights = !options.without_weights;
+    match snapshot::download(&hub, &cache, revision, with_weights, on_progress) {
+        Err(HubError::Unreachable { url, source }) => match cached() {
             Some(snapshot) => {
                 tracing::warn!(%url, error = %source, snapshot = %snapshot.display(), "the hub cannot be reached, the model in the cache is taken");
                 Ok(snapshot)
@@ -148,54 +147,4 @@ pub fn resolve(
         },
         result => result,
     }
-}
-
-/// Creates the client, which reads the environment.
-fn client(options: &HubOptions) -> Result<HFClient, HubError> {
-    let mut builder = HFClient::builder();
-    if let Some(token) = &options.token {
-        builder = builder.token(token);
-    }
-    if let Some(endpoint) = &options.endpoint {
-        builder = builder.endpoint(endpoint);
-    }
-    if let Some(cache) = &options.cache {
-        builder = builder.cache_dir(cache);
-    }
-    builder.build().map_err(|error| {
-        let endpoint = options.endpoint.clone();
-        let endpoint = endpoint.or_else(|| std::env::var("HF_ENDPOINT").ok());
-        let (endpoint, source) = (endpoint.unwrap_or_else(|| ENDPOINT.into()), Box::new(error));
-        match *source {
-            HFError::Url(_) => HubError::Endpoint { endpoint, source },
-            _ => HubError::Unreachable {
-                url: endpoint,
-                source,
-            },
-        }
-    })
-}
-
-/// Returns whether the environment forbids to use the network, in the words of `huggingface_hub`.
-fn is_offline() -> bool {
-    let value = std::env::var("HF_HUB_OFFLINE").unwrap_or_default();
-    matches!(&*value.to_uppercase(), "1" | "ON" | "YES" | "TRUE")
-}
-
-/// Runs a future on a thread of its own: the caller's may be one of another runtime, in which
-/// `block_on` panics.
-fn block_on<T: Send>(
-    future: impl Future<Output = Result<T, HubError>> + Send,
-) -> Result<T, HubError> {
-    let run = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(HubError::Runtime)?
-            .block_on(future)
-    };
-    thread::scope(|scope| match scope.spawn(run).join() {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
 }

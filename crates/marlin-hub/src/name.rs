@@ -51,15 +51,10 @@ pub(crate) fn check_revision(revision: &str) -> Result<(), HubError> {
     }
 }
 
-/// Returns whether a text is a Git object ID: 40 hexadecimal digits.
-pub(crate) fn is_object_id(text: &str) -> bool {
-    text.len() == 40 && is_hex(text)
-}
-
-/// Returns whether a text has only the digits that the hub writes object IDs with.
-pub(crate) fn is_hex(text: &str) -> bool {
-    text.bytes()
-        .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+/// Returns whether a text is a checksum as the hub writes it, with this number of digits.
+pub(crate) fn is_hex(text: &str, digits: usize) -> bool {
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == digits && text.bytes().all(is_digit)
 }
 
 #[cfg(test)]

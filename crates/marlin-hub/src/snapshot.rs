@@ -1,133 +1,169 @@
 //! The files of a revision of a model.
 
-use std::fs::File;
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use marlin_format::checkpoint::{WeightFile, read_index, weight_file};
 
 use crate::cache::Cache;
-use crate::download::download;
-use crate::files::{CONFIG, RemoteFile, Weights, is_needed, shards, weights};
-use crate::hub::Hub;
+use crate::download::download as download_file;
+use crate::hub::{Hub, RemoteFile};
 use crate::{HubError, HubProgress};
+
+const CONFIG: &str = "config.json";
+
+/// The files beside the weights that are read, or that a quantised copy takes over.
+const FILES: [&str; 14] = [
+    CONFIG,
+    "adapter_config.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "quant_config.json",
+    "quantize_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+];
+
+/// Returns whether a file beside the weights is downloaded, given its path in the repository of a
+/// model.
+pub fn is_needed(path: &str) -> bool {
+    FILES.contains(&path)
+}
 
 /// Downloads the files of a revision that are needed and not in the cache. Returns the folder with
 /// all of them.
-pub(crate) async fn snapshot(
+pub(crate) fn download(
     hub: &Hub,
     cache: &Cache,
     revision: &str,
-    on_progress: impl FnMut(HubProgress<'_>) + Send,
+    with_weights: bool,
+    mut on_progress: impl FnMut(HubProgress<'_>),
 ) -> Result<PathBuf, HubError> {
-    let commit = hub.commit(revision).await?;
-    let files = hub.list(&commit).await?;
-    let weights = weights(files.iter().map(|file| &*file.path)).map_err(|found| {
-        let name = hub.name();
-        HubError::NoWeights { name, found }
-    })?;
-    let (Weights::File(first) | Weights::Index(first)) = &weights;
-    let (needed, others): (Vec<_>, Vec<_>) = files
-        .into_iter()
-        .partition(|file| is_needed(&file.path) || file.path == *first);
-    let mut run = Run {
-        hub,
-        cache,
-        commit,
-        blobs: Vec::new(),
-        lock: None,
-        on_progress,
-    };
-    run.fetch(needed).await?;
-    if let Weights::Index(index) = &weights {
-        run.fetch(run.shards(index, others)?).await?;
+    let (commit, files) = hub.list(revision)?;
+    let (mut needed, others): (Vec<_>, Vec<_>) =
+        files.into_iter().partition(|file| is_needed(&file.path));
+    let mut fetch = |files: &[RemoteFile]| fetch(hub, cache, &commit, files, &mut on_progress);
+    if with_weights {
+        let names: Vec<String> = others.iter().map(|file| file.path.clone()).collect();
+        let weights = weight_file(&names).map_err(|found| HubError::NoWeights {
+            name: hub.name(),
+            found,
+        })?;
+        let (WeightFile::Single(name) | WeightFile::Index(name)) = &weights;
+        needed.extend(others.iter().filter(|file| file.path == *name).cloned());
+        fetch(&needed)?;
+        if let (WeightFile::Index(_), Some(index)) = (&weights, needed.last()) {
+            let shards = shards(hub, cache, &commit, index, &others)?;
+            fetch(&shards)?;
+            needed.extend(shards);
+        }
+    } else {
+        fetch(&needed)?;
     }
-    run.link(revision)
+    // The folder counts as complete when it has a config.
+    needed.sort_by_key(|file| file.path == CONFIG);
+    for file in &needed {
+        cache.link(&commit, file)?;
+    }
+    cache.set_commit(revision, &commit)?;
+    Ok(cache.snapshot(&commit))
 }
 
-/// A run of [`snapshot`].
-struct Run<'a, F> {
-    hub: &'a Hub,
-    cache: &'a Cache,
-    commit: String,
-    /// The files that are in the cache, and the names of their blobs.
-    blobs: Vec<(RemoteFile, String)>,
-    /// The lock of the model's folder, which is only taken to write there.
-    lock: Option<File>,
-    on_progress: F,
-}
-
-impl<F: FnMut(HubProgress<'_>) + Send> Run<'_, F> {
-    fn lock(&mut self) -> Result<(), HubError> {
-        if self.lock.is_none() {
-            self.lock = Some(self.cache.lock()?);
-        }
-        Ok(())
-    }
-
-    /// Downloads those of the files that are not in the cache.
-    async fn fetch(&mut self, files: Vec<RemoteFile>) -> Result<(), HubError> {
-        let cache = self.cache;
-        let missing = || files.iter().filter(|file| cache.blob_of(file).is_none());
-        if missing().next().is_some() {
-            self.lock()?;
-        }
-        // Another process may have downloaded some before the lock was free.
-        let total = missing().map(|file| file.size).sum();
-        let mut before = 0;
-        for file in files {
-            let blob = match cache.blob_of(&file) {
-                Some(blob) => blob,
-                None => {
-                    let on_bytes = |bytes| {
-                        (self.on_progress)(HubProgress {
-                            file: &file.path,
-                            done: before + bytes,
-                            total,
-                        });
-                    };
-                    let blob = download(self.hub, cache, &self.commit, &file, on_bytes).await?;
-                    before += file.size;
-                    blob
-                }
-            };
-            self.blobs.push((file, blob));
-        }
-        Ok(())
-    }
-
-    /// Returns the shards in an index that was downloaded.
-    fn shards(&self, index: &str, others: Vec<RemoteFile>) -> Result<Vec<RemoteFile>, HubError> {
-        let names = match self.blobs.iter().find(|(file, _)| file.path == index) {
-            Some((_, blob)) => shards(&self.cache.blob(blob))?,
-            None => Default::default(),
-        };
-        let missing = |name: &&String| !others.iter().any(|file| file.path == **name);
-        if let Some(shard) = names.iter().find(missing) {
-            return Err(HubError::MissingShard {
-                name: self.hub.name(),
-                index: index.into(),
-                shard: shard.clone(),
+/// Downloads those of the files that are not in the cache.
+fn fetch(
+    hub: &Hub,
+    cache: &Cache,
+    commit: &str,
+    files: &[RemoteFile],
+    mut on_progress: impl FnMut(HubProgress<'_>),
+) -> Result<(), HubError> {
+    let missing = |file: &&RemoteFile| cache.contents(commit, file).is_none();
+    let missing: Vec<&RemoteFile> = files.iter().filter(missing).collect();
+    let total = missing.iter().map(|file| file.size).sum();
+    let mut before = 0;
+    for file in missing {
+        download_file(hub, cache, commit, file, |bytes| {
+            on_progress(HubProgress {
+                file: &file.path,
+                done: before + bytes,
+                total,
             });
-        }
-        Ok(others
-            .into_iter()
-            .filter(|file| names.contains(&file.path))
-            .collect())
+        })?;
+        before += file.size;
     }
+    Ok(())
+}
 
-    /// Puts links to all files into the folder of the commit, and returns it.
-    fn link(mut self, revision: &str) -> Result<PathBuf, HubError> {
-        // The folder counts as complete when it has a config.
-        let mut blobs = std::mem::take(&mut self.blobs);
-        blobs.sort_by_key(|(file, _)| file.path == CONFIG);
-        for (file, blob) in &blobs {
-            if !self.cache.is_linked(&self.commit, file, blob) {
-                self.lock()?;
-                self.cache.link(&self.commit, file, blob)?;
-            }
-        }
-        if self.cache.commit(revision).as_ref() != Some(&self.commit) {
-            self.lock()?;
-            self.cache.set_commit(revision, &self.commit)?;
-        }
-        Ok(self.cache.snapshot(&self.commit))
+/// Returns the shards in an index that is in the cache.
+fn shards(
+    hub: &Hub,
+    cache: &Cache,
+    commit: &str,
+    index: &RemoteFile,
+    files: &[RemoteFile],
+) -> Result<Vec<RemoteFile>, HubError> {
+    let path = cache.contents(commit, index);
+    let weight_map = read_index(&path.unwrap_or_else(|| cache.blob(&index.id)))?;
+    let names: BTreeSet<String> = weight_map.into_values().collect();
+    let file = |name: String| match files.iter().find(|file| file.path == name) {
+        Some(file) => Ok(file.clone()),
+        None => Err(HubError::MissingShard {
+            name: hub.name(),
+            index: index.path.clone(),
+            shard: name,
+        }),
+    };
+    names.into_iter().map(file).collect()
+}
+
+/// Returns whether a snapshot in the cache has a config and, unless they are left out, all its
+/// weights. Another program may have downloaded only a part of the model.
+pub(crate) fn is_complete(snapshot: &Path, without_weights: bool) -> bool {
+    let Ok(entries) = snapshot.read_dir() else {
+        return false;
+    };
+    let names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        // A link to a file that is not there does not count.
+        .filter(|name| snapshot.join(name).is_file())
+        .collect();
+    let has = |wanted: &str| names.iter().any(|name| name == wanted);
+    let has_weights = || match weight_file(&names) {
+        // One of several shards, whose index is not there yet.
+        Ok(WeightFile::Single(name)) => !name.contains("-of-") || name.contains("-00001-of-00001."),
+        Ok(WeightFile::Index(index)) => read_index(&snapshot.join(index))
+            .is_ok_and(|shards| shards.values().all(|shard| has(shard))),
+        Err(_) => false,
+    };
+    has(CONFIG) && (without_weights || has_weights())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_snapshot_with_a_missing_shard_is_not_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        assert!(!is_complete(&dir.path().join("nowhere"), true));
+        write("model-00001-of-00002.safetensors", "");
+        write(CONFIG, "{}");
+        assert!(is_complete(dir.path(), true) && !is_complete(dir.path(), false));
+        let map =
+            r#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "b.safetensors"}}"#;
+        write("model.safetensors.index.json", map);
+        assert!(!is_complete(dir.path(), false));
+        write("b.safetensors", "");
+        assert!(is_complete(dir.path(), false));
+        fs::remove_file(dir.path().join(CONFIG)).unwrap();
+        assert!(!is_complete(dir.path(), false) && !is_complete(dir.path(), true));
     }
 }

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -15,9 +14,6 @@ use std::thread;
 use serde_json::{Value, json};
 use sha1::{Digest, Sha1};
 use sha2::Sha256;
-
-/// The number of files in a page of a list.
-const PAGE: usize = 4;
 
 /// A file of a model on a [`HubServer`].
 #[derive(Debug, Clone)]
@@ -66,29 +62,35 @@ impl HubFile {
         hex(&Sha256::digest(&self.contents))
     }
 
-    /// Returns the Git object ID: of the contents, or of the pointer to a file in LFS.
+    /// Returns the Git object ID of the contents.
     pub fn object_id(&self) -> String {
-        let git = |contents: &[u8]| {
-            let header = format!("blob {}\0", contents.len());
-            hex(&Sha1::new_with_prefix(header)
-                .chain_update(contents)
-                .finalize())
-        };
-        if !self.is_lfs {
-            return git(&self.contents);
-        }
-        let (sha256, size) = (self.sha256(), self.contents.len());
-        let pointer = format!(
-            "version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
-        );
-        git(pointer.as_bytes())
+        let header = format!("blob {}\0", self.contents.len());
+        let hash = Sha1::new_with_prefix(header).chain_update(&self.contents);
+        hex(&hash.finalize())
     }
 
-    fn entry(&self) -> Value {
-        let (size, oid) = (self.contents.len(), self.object_id());
-        let mut entry = json!({"type": "file", "oid": oid, "size": size, "path": self.path});
+    /// Returns the checksum in the hub's list, which names the contents in the cache: the SHA-256
+    /// for a file in LFS, otherwise the Git object ID.
+    pub fn checksum(&self) -> String {
         if self.is_lfs {
-            entry["lfs"] = json!({"oid": self.sha256(), "size": size, "pointerSize": 130});
+            self.sha256()
+        } else {
+            self.object_id()
+        }
+    }
+
+    /// Returns the file's entry in the hub's list.
+    fn entry(&self) -> Value {
+        let size = self.contents.len();
+        // The object ID of a file in LFS is that of its pointer; nothing may depend on it.
+        let object_id = if self.is_lfs {
+            "0".repeat(40)
+        } else {
+            self.object_id()
+        };
+        let mut entry = json!({"rfilename": self.path, "size": size, "blobId": object_id});
+        if self.is_lfs {
+            entry["lfs"] = json!({"sha256": self.sha256(), "size": size, "pointerSize": 130});
         }
         entry
     }
@@ -107,9 +109,9 @@ pub struct HubFaults {
     pub wrong: Option<&'static str>,
     /// Sends whole files where a range is requested.
     pub no_ranges: bool,
-    /// Answers requests for the model's description and its list with this status and code.
+    /// Answers requests for the list of files with this status, and this text as code and message.
     pub api: Option<(u16, &'static str)>,
-    /// Answers requests for files with this status and code.
+    /// Answers requests for files with this status, and this text as code and message.
     pub files: Option<(u16, &'static str)>,
 }
 
@@ -290,7 +292,8 @@ impl State {
     fn answer(&self, path: &str, request: &HubRequest) -> Answer {
         let faults = lock(&self.faults).clone();
         let failed = |(status, code): (u16, &str)| {
-            Answer::new(status, format!("X-Error-Code: {code}\r\n"), "{}")
+            let headers = format!("X-Error-Code: {code}\r\nX-Error-Message: {code}\r\n");
+            Answer::new(status, headers, "{}")
         };
         let path = path.trim_start_matches('/');
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
@@ -309,23 +312,19 @@ impl State {
             return failed(fault);
         }
         let parts: Vec<&str> = rest.trim_start_matches('/').split('/').collect();
-        let commit = |revision: &str| {
-            self.branches
-                .get(revision)
-                .cloned()
-                .or(Some(revision.into()))
+        let files = |revision: &str| {
+            let revision = revision.replace("%2F", "/").replace("%20%23", " #");
+            let commit = self.branches.get(&revision).unwrap_or(&revision);
+            self.commits.get_key_value(commit)
         };
-        let files = |revision| self.commits.get_key_value(&commit(revision)?);
         match *parts {
-            ["revision", revision] => match files(revision) {
-                Some((commit, _)) => {
-                    let info = json!({"id": self.name, "sha": commit});
+            ["revision", revision] if query == "blobs=true" => match files(revision) {
+                Some((commit, files)) => {
+                    let mut entries: Vec<Value> = files.iter().map(HubFile::entry).collect();
+                    entries.push(HubFile::large("original/consolidated.pth", "other").entry());
+                    let info = json!({"id": self.name, "sha": commit, "siblings": entries});
                     Answer::new(200, String::new(), info.to_string())
                 }
-                None => failed((404, "RevisionNotFound")),
-            },
-            ["tree", revision] => match files(revision) {
-                Some((_, files)) => self.page(path, query, files),
                 None => failed((404, "RevisionNotFound")),
             },
             ["resolve", revision, ref path @ ..] => {
@@ -340,23 +339,6 @@ impl State {
             }
             _ => failed((404, "Unknown")),
         }
-    }
-
-    /// Answers with a page of the files at the top of the repository.
-    fn page(&self, path: &str, query: &str, files: &[HubFile]) -> Answer {
-        let first: usize = query.trim_start_matches("cursor=").parse().unwrap_or(0);
-        let mut entries: Vec<Value> = files.iter().map(HubFile::entry).collect();
-        let folder = "0".repeat(40);
-        entries.push(json!({"type": "directory", "oid": folder, "size": 0, "path": "original"}));
-        let next = first + PAGE;
-        let link = if next < entries.len() {
-            let address = &self.addresses[0];
-            format!("Link: <{address}/{path}?cursor={next}>; rel=\"next\"\r\n")
-        } else {
-            String::new()
-        };
-        let page = &entries[first.min(entries.len())..next.min(entries.len())];
-        Answer::new(200, link, json!(page).to_string())
     }
 
     fn file(
@@ -407,17 +389,17 @@ fn contents(file: &HubFile, headers: String, request: &HubRequest, faults: &HubF
     {
         *last ^= 1;
     }
-    match request.range.as_deref().and_then(range) {
-        Some(range) if !faults.no_ranges => {
-            let end = range.end.min(body.len());
-            Answer::new(206, headers, &body[range.start.min(end)..end])
+    match request.range.as_deref().and_then(first_byte) {
+        Some(start) if !faults.no_ranges => {
+            let rest = body.get(start..).unwrap_or_default();
+            Answer::new(206, headers, rest)
         }
         _ => Answer::new(200, headers, body),
     }
 }
 
-/// Parses `bytes=first-last`.
-fn range(header: &str) -> Option<Range<usize>> {
-    let (first, last) = header.strip_prefix("bytes=")?.split_once('-')?;
-    Some(first.parse().ok()?..last.parse::<usize>().ok()? + 1)
+/// Parses `bytes=first-`.
+fn first_byte(header: &str) -> Option<usize> {
+    let first = header.strip_prefix("bytes=")?.strip_suffix('-')?;
+    first.parse().ok()
 }

@@ -1,7 +1,6 @@
-use super::{generate_options, open_dir, read_text};
+use super::{generate_options, open_model, read_text};
 use crate::args::ChatArgs;
 use crate::error::CliError;
-use crate::hub;
 use crate::kernel_cache;
 use crate::output;
 use marlin_lm::{ChatTemplate, LanguageModel, Message};
@@ -21,8 +20,7 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
         .map(read_text)
         .transpose()?
         .or_else(|| args.system.clone());
-    let dir = hub::folder(&args.model.dir, &args.model.hub)?;
-    let llama = open_dir(&dir, &args.model, true)?;
+    let (dir, llama) = open_model(&args.model.dir, &args.model.hub, &args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     let template = ChatTemplate::open(&dir)?;
     // With a template, the answer is decoded as a separate text. With plain turns, it continues the

@@ -1,7 +1,6 @@
-use super::{open_dir, text_tokens};
+use super::{open_model, text_tokens};
 use crate::args::EvaluateArgs;
 use crate::error::CliError;
-use crate::hub;
 use crate::output;
 use crate::plot::{Plot, Point};
 use crate::progress::Progress;
@@ -12,8 +11,7 @@ use std::path::Path;
 
 pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     let hub = &args.model.hub;
-    let reference_dir = hub::folder(&args.model.dir, hub)?;
-    let reference = open_dir(&reference_dir, &args.model, true)?;
+    let (reference_dir, reference) = open_model(&args.model.dir, hub, &args.model, true)?;
     let tokens = |path| text_tokens(&reference, path, args.windows.max_tokens);
     let texts = args
         .text
@@ -21,18 +19,15 @@ pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         .map(|path| tokens(path))
         .collect::<Result<Vec<_>, _>>()?;
     let others_hub = hub.without_revision();
-    let other_dirs = args
+    let open_other = |model| open_model(model, &others_hub, &args.model, false);
+    let others = args
         .with
         .iter()
-        .map(|model| hub::folder(model, &others_hub))
-        .collect::<Result<Vec<_>, _>>()?;
-    let others = other_dirs
-        .iter()
-        .map(|dir| open_dir(dir, &args.model, false))
+        .map(|model| open_other(model))
         .collect::<Result<Vec<_>, _>>()?;
     let models: Vec<_> = [&reference]
         .into_iter()
-        .chain(&others)
+        .chain(others.iter().map(|(_, llama)| llama))
         .map(|llama| &*llama.model)
         .collect();
     let mut progress = Progress::of_windows();
@@ -43,7 +38,11 @@ pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     progress.finish();
     let named = [&args.model.dir].into_iter().chain(&args.with);
     let models = named
-        .zip([&reference_dir].into_iter().chain(&other_dirs))
+        .zip(
+            [&reference_dir]
+                .into_iter()
+                .chain(others.iter().map(|(dir, _)| dir)),
+        )
         .map(|(named, dir)| {
             Ok(Model {
                 dir: named,

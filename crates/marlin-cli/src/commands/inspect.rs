@@ -61,7 +61,7 @@ struct Summary {
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let device = device::open(args.device)?;
     let dir = hub::folder(&args.dir, &args.hub)?;
-    let progress = Progress::of_bytes();
+    let progress = Progress::of_bytes("read");
     // The layers of the model, added as they are read. The checkpoint may have other layers.
     let mut layers = BTreeMap::new();
     let faults = check_folder(

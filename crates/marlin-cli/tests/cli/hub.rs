@@ -30,13 +30,23 @@ impl Hub {
     }
 
     fn run(&self, args: &[OsString], input: &str) -> Run {
+        self.run_with(args, input, &[])
+    }
+
+    fn run_with(&self, args: &[OsString], input: &str, variables: &[(&str, &OsStr)]) -> Run {
         let mut command = command(args);
-        for variable in ["HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE"] {
+        for variable in [
+            "HF_TOKEN",
+            "HF_TOKEN_PATH",
+            "HF_HUB_CACHE",
+            "HF_HUB_OFFLINE",
+        ] {
             command.env_remove(variable);
         }
         command
             .env("HF_ENDPOINT", self.server.endpoint())
-            .env("HF_HOME", self.home.path());
+            .env("HF_HOME", self.home.path())
+            .envs(variables.iter().copied());
         let mut child = command.spawn().unwrap();
         // A program that refuses its arguments does not read.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
@@ -153,6 +163,53 @@ fn every_command_takes_a_name() {
 }
 
 #[test]
+fn advice_needs_no_weights() {
+    let folder = Folder::tiny_quantized();
+    let hub = Hub::of(&folder.target);
+    let advise = |model: &OsStr| args!["advise", model, "--card", "h100-80gb"];
+    let found = hub.succeed(&advise(NAME.as_ref()));
+    assert!(found.contains("no tensors in the folder"), "{found}");
+    let downloads = hub.server.downloads();
+    let is_weight = |line: &str| line.ends_with(".safetensors");
+    assert!(!downloads.iter().any(|request| is_weight(&request.line)));
+    hub.succeed(&logits(NAME));
+    assert_eq!(
+        hub.succeed(&advise(NAME.as_ref())),
+        succeed(&advise(folder.target.as_ref()))
+    );
+}
+
+#[test]
+fn the_environment_is_that_of_hugging_faces_programs() {
+    let folder = Folder::tiny_quantized();
+    let hub = Hub::of(&folder.target);
+    let sent = |variables: &[(&str, &OsStr)]| {
+        let run = hub.run_with(&logits(NAME), "", variables);
+        assert_eq!(run.code, Some(0), "{}", run.stderr);
+        let requests = hub.server.requests().into_iter();
+        let mut tokens: Vec<_> = requests
+            .filter(|request| !request.is_storage)
+            .map(|request| request.authorization)
+            .collect();
+        tokens.dedup();
+        tokens
+    };
+    let other = hub.home.path().join("other");
+    let bearer = |token: &str| Some(format!("Bearer {token}"));
+    assert_eq!(sent(&[("HF_HUB_CACHE", other.as_ref())]), [None]);
+    assert!(other.is_dir() && !hub.cache().exists());
+    assert_eq!(sent(&[("HF_TOKEN", "hf_a".as_ref())]), [bearer("hf_a")]);
+    assert!(hub.cache().is_dir());
+    // Where `hf auth login` keeps it.
+    std::fs::write(hub.home.path().join("token"), "hf_b\n").unwrap();
+    assert_eq!(sent(&[]), [bearer("hf_b")]);
+    let file = hub.home.path().join("token-2");
+    std::fs::write(&file, "hf_c").unwrap();
+    assert_eq!(sent(&[("HF_TOKEN_PATH", file.as_ref())]), [bearer("hf_c")]);
+    assert_eq!(sent(&[("HF_HUB_OFFLINE", "1".as_ref())]), []);
+}
+
+#[test]
 fn a_model_is_quantised_from_its_name() {
     let folder = Folder::tiny();
     let hub = Hub::of(&folder.source);
@@ -243,7 +300,7 @@ fn a_broken_connection_is_resumed_by_the_next_run() {
     hub.server.fail(HubFaults::default());
     hub.server.requests();
     assert_eq!(hub.succeed(&logits(NAME)), succeed(&logits(&folder.target)));
-    let range = format!("bytes={half}-{}", weights.len() - 1);
+    let range = format!("bytes={half}-");
     let ranges: Vec<_> = hub
         .server
         .downloads()

@@ -25,7 +25,7 @@ fn ranges(hub: &Hub) -> Vec<Option<String>> {
 }
 
 fn second_half() -> Option<String> {
-    Some(format!("bytes={HALF}-{}", SIZE - 1))
+    Some(format!("bytes={HALF}-"))
 }
 
 #[test]
@@ -36,6 +36,7 @@ fn a_connection_that_breaks_once_is_resumed() {
     assert_eq!(ranges(&hub), [None, second_half()]);
 }
 
+/// Takes 3 s, the pauses between attempts.
 #[test]
 fn a_server_without_ranges_sends_the_file_anew() {
     let hub = Hub::new(files());
@@ -44,7 +45,7 @@ fn a_server_without_ranges_sends_the_file_anew() {
         ..breaking(1)
     });
     assert_files(&hub.resolve().unwrap(), &needed());
-    assert_eq!(ranges(&hub), [None, second_half(), None]);
+    assert_eq!(ranges(&hub), [None, second_half()]);
 
     let hub = Hub::new(files());
     hub.server.fail(HubFaults {
@@ -55,6 +56,7 @@ fn a_server_without_ranges_sends_the_file_anew() {
     hub.has_no_snapshot();
 }
 
+/// Takes 3 s, the pauses between attempts.
 #[test]
 fn a_connection_that_always_breaks_is_given_up_and_resumed_by_the_next_run() {
     let hub = Hub::new(files());
@@ -76,7 +78,7 @@ fn a_connection_that_always_breaks_is_given_up_and_resumed_by_the_next_run() {
         result => panic!("{result:?}"),
     }
     hub.has_no_snapshot();
-    let partial = hub.blob(&format!("{}.incomplete", weights().object_id()));
+    let partial = hub.blob(&format!("{}.incomplete", weights().checksum()));
     assert_eq!(fs::metadata(&partial).unwrap().len(), HALF as u64);
     assert!(!hub.blob(&weights().sha256()).exists());
     assert_eq!(ranges(&hub).len(), 5);
@@ -110,14 +112,14 @@ fn a_file_with_another_checksum_is_deleted() {
                 found,
             }) => {
                 assert!(url.ends_with(wrong), "{url}");
-                assert_eq!(expected, file.object_id());
+                assert_eq!(expected, file.checksum());
                 assert_ne!(found, expected);
             }
             result => panic!("{result:?}"),
         }
         hub.has_no_snapshot();
         assert!(
-            !hub.blob(&format!("{}.incomplete", file.object_id()))
+            !hub.blob(&format!("{}.incomplete", file.checksum()))
                 .exists()
         );
         hub.server.fail(HubFaults::default());
@@ -130,7 +132,7 @@ fn the_rest_of_another_file_is_found_out() {
     // What an earlier run left has other contents, or is longer than the file.
     for (left, is_refused) in [(vec![1; HALF], true), (vec![1; SIZE + 1], false)] {
         let hub = Hub::new(files());
-        let partial = hub.blob(&format!("{}.incomplete", weights().object_id()));
+        let partial = hub.blob(&format!("{}.incomplete", weights().checksum()));
         fs::create_dir_all(partial.parent().unwrap()).unwrap();
         fs::write(&partial, left).unwrap();
         if is_refused {
@@ -145,7 +147,7 @@ fn the_rest_of_another_file_is_found_out() {
 #[test]
 fn a_full_disk_is_named() {
     let hub = Hub::new(files());
-    let partial = hub.blob(&format!("{}.incomplete", weights().object_id()));
+    let partial = hub.blob(&format!("{}.incomplete", weights().checksum()));
     fs::create_dir_all(partial.parent().unwrap()).unwrap();
     // Every write to this device fails as on a full disk.
     std::os::unix::fs::symlink("/dev/full", &partial).unwrap();

@@ -1,5 +1,6 @@
 //! Names and revisions that the hub does not have or does not show.
 
+use marlin_format::checkpoint::InPlaceOfWeights;
 use marlin_hub::{HubError, HubOptions, resolve};
 use marlin_testing::{HubFaults, HubFile};
 
@@ -75,6 +76,29 @@ fn a_missing_model_or_revision_is_named() {
 }
 
 #[test]
+fn a_token_that_the_hub_does_not_know_is_said() {
+    let hub = Hub::new(files());
+    let refused = Some((401, "Invalid credentials in Authorization header"));
+    for faults in [
+        HubFaults {
+            api: refused,
+            ..HubFaults::default()
+        },
+        HubFaults {
+            files: refused,
+            ..HubFaults::default()
+        },
+    ] {
+        hub.server.fail(faults);
+        match hub.resolve() {
+            Err(HubError::Token { endpoint }) => assert_eq!(endpoint, hub.server.endpoint()),
+            result => panic!("{result:?}"),
+        }
+        hub.has_no_snapshot();
+    }
+}
+
+#[test]
 fn an_error_of_the_hub_is_not_a_missing_model() {
     let hub = Hub::new(files());
     let api = Some((429, "RateLimited"));
@@ -85,12 +109,23 @@ fn an_error_of_the_hub_is_not_a_missing_model() {
     match hub.resolve() {
         Err(HubError::Answer { url, reason }) => {
             assert!(
-                url.contains(NAME) && reason.contains("Rate limited"),
+                url.contains(NAME) && reason.contains("429"),
                 "{url}: {reason}"
             );
         }
         result => panic!("{result:?}"),
     }
+    // A hub that is down is as one that cannot be reached: the cache is taken, if it has the model.
+    let down = HubFaults {
+        api: Some((503, "")),
+        ..HubFaults::default()
+    };
+    hub.server.fail(down.clone());
+    assert!(matches!(hub.resolve(), Err(HubError::Unreachable { .. })));
+    hub.server.fail(HubFaults::default());
+    let dir = hub.resolve().unwrap();
+    hub.server.fail(down);
+    assert_eq!(hub.resolve().unwrap(), dir);
 }
 
 #[test]
@@ -146,7 +181,9 @@ fn a_model_without_safetensors_is_refused_before_anything_is_downloaded() {
     match hub.resolve() {
         Err(HubError::NoWeights { name, found }) => {
             assert_eq!(name, NAME);
-            assert!(found.unwrap().contains("pytorch_model.bin"));
+            assert!(
+                matches!(found, InPlaceOfWeights::OtherForm(name) if name == "pytorch_model.bin")
+            );
         }
         result => panic!("{result:?}"),
     }

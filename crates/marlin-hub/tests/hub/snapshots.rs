@@ -132,11 +132,11 @@ fn revisions_share_files() {
     let mut second = files();
     second.retain(|file| file.path != "config.json");
     second.push(HubFile::small("config.json", "{\"version\": 2}"));
-    let hub = Hub::with_branches(&[("main", files()), ("feature-2", second)]);
+    let hub = Hub::with_branches(&[("main", files()), ("feature/2 #", second)]);
     let first = hub.resolve().unwrap();
     hub.server.requests();
     let options = HubOptions {
-        revision: Some("feature-2".into()),
+        revision: Some("feature/2 #".into()),
         ..hub.options.clone()
     };
     let dir = resolve(NAME, &options, |_| {}).unwrap();
@@ -152,11 +152,37 @@ fn revisions_share_files() {
 
     // A commit is a revision, too.
     let options = HubOptions {
-        revision: Some(hub.server.commit("feature-2").into()),
+        revision: Some(hub.server.commit("feature/2 #").into()),
         offline: true,
         ..options
     };
     assert_eq!(resolve(NAME, &options, |_| {}).unwrap(), dir);
+}
+
+#[test]
+fn a_model_without_its_weights_has_all_else() {
+    let hub = Hub::new(files());
+    let options = HubOptions {
+        without_weights: true,
+        ..hub.options.clone()
+    };
+    let dir = resolve(NAME, &options, |_| {}).unwrap();
+    let is_weight = |file: &HubFile| file.path.ends_with(".safetensors");
+    let without: Vec<HubFile> = needed()
+        .into_iter()
+        .filter(|file| !is_weight(file))
+        .collect();
+    assert_files(&dir, &without);
+    let offline = HubOptions {
+        offline: true,
+        ..options
+    };
+    assert_eq!(resolve(NAME, &offline, |_| {}).unwrap(), dir);
+    // For other callers the folder is not complete.
+    assert!(matches!(hub.offline(), Err(HubError::Offline { .. })));
+    hub.server.requests();
+    assert_files(&hub.resolve().unwrap(), &needed());
+    assert_eq!(hub.server.downloads().len(), 1);
 }
 
 #[test]
