@@ -103,7 +103,7 @@ fn hex(bytes: &[u8]) -> String {
 /// The failures of a [`HubServer`]. The default has none.
 #[derive(Debug, Clone, Default)]
 pub struct HubFaults {
-    /// Closes the connection at this offset of a file in LFS, in so many answers.
+    /// Closes the connection at this offset of a file in LFS that is longer, in so many answers.
     pub breaks: Option<(usize, usize)>,
     /// Sends this file with another last byte.
     pub wrong: Option<&'static str>,
@@ -153,8 +153,12 @@ impl HubServer {
     /// end of the process.
     pub fn start(name: &str, branches: &[(&str, Vec<HubFile>)]) -> Self {
         let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let addresses = [0, 1]
-            .map(|server: usize| format!("http://{}", listeners[server].local_addr().unwrap()));
+        let port = |server: usize| listeners[server].local_addr().unwrap().port();
+        // Another host, to which no token may be sent.
+        let addresses = [
+            format!("http://127.0.0.1:{}", port(0)),
+            format!("http://localhost:{}", port(1)),
+        ];
         let commit = |branch: &str| hex(&Sha1::digest(branch));
         let state = Arc::new(State {
             name: name.into(),
@@ -219,8 +223,7 @@ impl HubServer {
         };
         let mut requests = self.requests();
         requests.retain(|request| {
-            let is_file = request.line.starts_with("GET") && !request.line.contains("/api/");
-            is_file && (request.is_storage || !is_lfs(request))
+            !request.line.contains("/api/") && (request.is_storage || !is_lfs(request))
         });
         requests
     }
@@ -270,7 +273,7 @@ impl State {
             is_storage,
         };
         lock(&self.requests).push(request.clone());
-        let (method, path) = request.line.split_once(' ').unwrap_or_default();
+        let path = request.line.trim_start_matches("GET ");
         let answer = if is_storage {
             self.stored(path, &request)
         } else {
@@ -283,9 +286,7 @@ impl State {
             answer.headers
         );
         stream.write_all(head.as_bytes())?;
-        if method == "GET" {
-            stream.write_all(&answer.body[..answer.sent])?;
-        }
+        stream.write_all(&answer.body[..answer.sent])?;
         stream.flush()
     }
 
@@ -371,7 +372,7 @@ impl State {
         let mut faults = lock(&self.faults);
         let mut answer = contents(file, String::new(), request, &faults);
         if let Some((at, times @ 1..)) = faults.breaks
-            && request.line.starts_with("GET")
+            && file.contents.len() > at
         {
             let start = file.contents.len() - answer.body.len();
             answer.sent = at.saturating_sub(start).min(answer.sent);
