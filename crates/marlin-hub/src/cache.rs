@@ -32,14 +32,14 @@ impl Cache {
         self.root.join("snapshots").join(commit)
     }
 
-    /// Returns the path of the contents of files, given the name of a blob.
-    pub fn blob(&self, id: &str) -> PathBuf {
-        self.root.join("blobs").join(id)
+    /// Returns the path of the contents of a file, of this or another commit.
+    pub fn blob(&self, file: &RemoteFile) -> PathBuf {
+        self.root.join("blobs").join(file.checksum())
     }
 
     /// Returns the path of a file that is being downloaded.
     pub fn partial(&self, file: &RemoteFile) -> PathBuf {
-        self.blob(&format!("{}.incomplete", file.id))
+        self.blob(file).with_extension("incomplete")
     }
 
     /// Returns the commit that a revision was when it was last downloaded.
@@ -66,11 +66,15 @@ impl Cache {
         self.root.join("refs").join(revision)
     }
 
-    /// Returns the path of a file of a commit, if its contents are in the cache, from this or
-    /// another commit.
-    pub fn contents(&self, commit: &str, file: &RemoteFile) -> Option<PathBuf> {
-        let paths = [self.snapshot(commit).join(&file.path), self.blob(&file.id)];
-        paths.into_iter().find(|path| has_size(path, file))
+    /// Returns the path of a file of a commit: in the commit's folder if it is there, otherwise of
+    /// its blob, which need not exist.
+    pub fn file(&self, commit: &str, file: &RemoteFile) -> PathBuf {
+        let path = self.snapshot(commit).join(&file.path);
+        if has_size(&path, file) {
+            path
+        } else {
+            self.blob(file)
+        }
     }
 
     /// Links a file of a commit to its blob, if it is not in the folder of the commit.
@@ -81,7 +85,7 @@ impl Cache {
             return Ok(());
         }
         create_dir(&snapshot)?;
-        let create = || symlink(&self.blob(&file.id), &file.id, &link);
+        let create = || symlink(&self.blob(file), file.checksum(), &link);
         match create() {
             // Another process has linked it.
             Err(error) if error.kind() == ErrorKind::AlreadyExists && has_size(&link, file) => {
@@ -96,19 +100,19 @@ impl Cache {
         .map_err(|source| HubError::io("link", &link, source))
     }
 
-    /// Waits until no other process downloads a blob, and keeps others from it until the returned
-    /// file is dropped.
-    pub fn lock(&self, id: &str) -> Result<File, HubError> {
+    /// Waits until no other process downloads a file, and keeps others from it until the returned
+    /// lock is dropped.
+    pub fn lock(&self, file: &RemoteFile) -> Result<File, HubError> {
         create_dir(&self.locks)?;
         create_dir(&self.root.join("blobs"))?;
-        let path = self.locks.join(format!("{id}.lock"));
+        let path = self.locks.join(format!("{}.lock", file.checksum()));
         let failed = |source| HubError::io("lock", &path, source);
-        let file = File::create(&path).map_err(failed)?;
-        if file.try_lock().is_err() {
+        let lock = File::create(&path).map_err(failed)?;
+        if lock.try_lock().is_err() {
             tracing::warn!(lock = %path.display(), "waits for another process that downloads the file");
-            file.lock().map_err(failed)?;
+            lock.lock().map_err(failed)?;
         }
-        Ok(file)
+        Ok(lock)
     }
 }
 

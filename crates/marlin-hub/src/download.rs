@@ -30,21 +30,20 @@ pub(crate) fn download(
     hub: &Hub,
     cache: &Cache,
     commit: &str,
-    file: &RemoteFile,
+    remote: &RemoteFile,
     mut on_bytes: impl FnMut(u64),
 ) -> Result<(), HubError> {
-    let _lock = cache.lock(&file.id)?;
-    let blob = cache.blob(&file.id);
-    if has_size(&blob, file) {
-        on_bytes(file.size);
+    let _lock = cache.lock(remote)?;
+    let blob = cache.blob(remote);
+    if has_size(&blob, remote) {
         return Ok(());
     }
-    let url = hub.url(commit, &file.path);
-    let mut partial = Partial::open(cache.partial(file), url.clone(), file)?;
-    tracing::info!(%url, size = file.size, done = partial.done, "downloads");
+    let url = hub.url(commit, &remote.path);
+    let mut partial = Partial::open(cache.partial(remote), url.clone(), remote)?;
+    tracing::info!(%url, size = remote.size, done = partial.done, "downloads");
     on_bytes(partial.done);
     let (mut attempts, mut furthest) = (0, partial.done);
-    while partial.done < file.size {
+    while partial.done < remote.size {
         let source = match partial.receive(hub, &mut on_bytes) {
             Err(HubError::Unreachable { source, .. }) => Some(source),
             result => result.map(|()| None)?,
@@ -53,13 +52,13 @@ pub(crate) fn download(
             (attempts, furthest) = (0, partial.done);
         }
         attempts += 1;
-        if partial.done < file.size {
+        if partial.done < remote.size {
             tracing::debug!(%url, done = partial.done, attempts, ?source, "a download broke off");
             if attempts >= ATTEMPTS {
                 return Err(HubError::Interrupted {
                     url,
                     done: partial.done,
-                    total: file.size,
+                    total: remote.size,
                     attempts,
                     source,
                 });
@@ -70,14 +69,13 @@ pub(crate) fn download(
     partial.finish(blob)
 }
 
-/// A file that is being downloaded, and the checksum of what is there.
+/// A file that is being downloaded. Its position is its end.
 struct Partial<'a> {
     path: PathBuf,
-    url: String,
     file: File,
-    remote: &'a RemoteFile,
-    checksum: Checksum,
     done: u64,
+    url: String,
+    remote: &'a RemoteFile,
 }
 
 impl<'a> Partial<'a> {
@@ -85,52 +83,29 @@ impl<'a> Partial<'a> {
     fn open(path: PathBuf, url: String, remote: &'a RemoteFile) -> Result<Self, HubError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        let file = options
-            .open(&path)
-            .map_err(|source| HubError::io("create", &path, source))?;
+        let failed = |source| HubError::io("create", &path, source);
+        let mut file = options.open(&path).map_err(failed)?;
+        let done = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let mut partial = Self {
             path,
-            url,
             file,
+            done,
+            url,
             remote,
-            checksum: Checksum::new(remote),
-            done: 0,
         };
-        match partial.read() {
-            Ok(()) if partial.done <= remote.size => {}
-            // More than the whole file: not a part of it.
-            Ok(()) => partial.restart()?,
-            Err(source) => return Err(HubError::io("read", &partial.path, source)),
+        if done > remote.size {
+            partial.restart()?;
         }
         Ok(partial)
     }
 
-    /// Reads what is there, and leaves the file at its end.
-    fn read(&mut self) -> io::Result<()> {
-        // A length of its own, as files of a device have no end.
-        let length = self.file.metadata()?.len();
-        let mut buffer = vec![0; PIECE];
-        while self.done < length {
-            match self.file.read(&mut buffer)? {
-                0 => break,
-                count => {
-                    self.checksum.update(&buffer[..count]);
-                    self.done += count as u64;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Removes the contents.
     fn restart(&mut self) -> Result<(), HubError> {
+        self.done = 0;
         self.file
             .set_len(0)
-            .and_then(|()| self.file.seek(SeekFrom::Start(0)))
-            .map_err(|source| HubError::io("write", &self.path, source))?;
-        self.done = 0;
-        self.checksum = Checksum::new(self.remote);
-        Ok(())
+            .and_then(|()| self.file.rewind())
+            .map_err(|source| HubError::io("write", &self.path, source))
     }
 
     /// Receives the rest of the file, until its end or the end of the connection.
@@ -140,28 +115,22 @@ impl<'a> Partial<'a> {
             self.restart()?;
         }
         let mut body = body.into_reader().take(self.remote.size - self.done);
-        let mut buffer = vec![0; PIECE];
+        let mut piece = vec![0; PIECE];
         loop {
-            match body.read(&mut buffer) {
+            let count = match body.read(&mut piece) {
                 Ok(0) => return Ok(()),
-                Ok(count) => self.write(&buffer[..count])?,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(count) => count,
                 Err(source) => {
                     let url = self.url.clone();
                     return Err(HubError::Unreachable { url, source });
                 }
-            }
+            };
+            self.file
+                .write_all(&piece[..count])
+                .map_err(|source| self.not_written(source))?;
+            self.done += count as u64;
             on_bytes(self.done);
         }
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), HubError> {
-        self.file
-            .write_all(bytes)
-            .map_err(|source| self.not_written(source))?;
-        self.checksum.update(bytes);
-        self.done += bytes.len() as u64;
-        Ok(())
     }
 
     fn not_written(&self, source: io::Error) -> HubError {
@@ -178,19 +147,21 @@ impl<'a> Partial<'a> {
 
     /// Compares the checksum, and gives the file its final name. A file with another checksum is
     /// removed.
-    fn finish(self, blob: PathBuf) -> Result<(), HubError> {
+    fn finish(mut self, blob: PathBuf) -> Result<(), HubError> {
         // Without this a power failure could leave the name without the contents.
         self.file
             .sync_all()
             .map_err(|source| self.not_written(source))?;
+        // Of what is in the file, which earlier runs and other programs have written, too.
+        let found = checksum(&mut self.file, self.remote);
+        let found = found.map_err(|source| HubError::io("read", &self.path, source))?;
         drop(self.file);
-        let (expected, found) = (&self.remote.id, self.checksum.finish());
-        if found != *expected {
+        if found != self.remote.checksum() {
             fs::remove_file(&self.path)
                 .map_err(|source| HubError::io("remove", &self.path, source))?;
             return Err(HubError::Checksum {
                 url: self.url,
-                expected: expected.clone(),
+                expected: self.remote.checksum().into(),
                 found,
             });
         }
@@ -198,64 +169,17 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// The checksum of a file whose contents are added in pieces.
-enum Checksum {
-    /// The Git object ID.
-    Git(Sha1),
-    /// The SHA-256 of a file in LFS.
-    Lfs(Sha256),
-}
-
-impl Checksum {
-    fn new(file: &RemoteFile) -> Self {
-        if file.is_lfs {
-            Self::Lfs(Sha256::new())
-        } else {
-            Self::Git(Sha1::new_with_prefix(format!("blob {}\0", file.size)))
-        }
-    }
-
-    fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Git(hash) => hash.update(bytes),
-            Self::Lfs(hash) => hash.update(bytes),
-        }
-    }
-
-    fn finish(self) -> String {
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        match self {
-            Self::Git(hash) => hex(&hash.finalize()),
-            Self::Lfs(hash) => hex(&hash.finalize()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn checksums_are_those_of_git_and_of_lfs() {
-        let mut file = RemoteFile {
-            path: String::new(),
-            size: 6,
-            id: String::new(),
-            is_lfs: false,
-        };
-        // `printf 'hello\n' | git hash-object --stdin`, and `| sha256sum`.
-        for (is_lfs, expected) in [
-            (false, "ce013625030ba8dba906f756967f9e9ca394464a"),
-            (
-                true,
-                "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03",
-            ),
-        ] {
-            file.is_lfs = is_lfs;
-            let mut checksum = Checksum::new(&file);
-            checksum.update(b"hel");
-            checksum.update(b"lo\n");
-            assert_eq!(checksum.finish(), expected);
-        }
+/// Returns the checksum of a file, of the kind that the hub lists.
+fn checksum(file: &mut File, remote: &RemoteFile) -> io::Result<String> {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    file.rewind()?;
+    if remote.lfs.is_some() {
+        let mut hash = Sha256::new();
+        io::copy(file, &mut hash)?;
+        Ok(hex(&hash.finalize()))
+    } else {
+        let mut hash = Sha1::new_with_prefix(format!("blob {}\0", remote.size));
+        io::copy(file, &mut hash)?;
+        Ok(hex(&hash.finalize()))
     }
 }

@@ -168,24 +168,19 @@ pub enum HubError {
         /// The contents found in place of the weights.
         found: InPlaceOfWeights,
     },
-    /// An index that names a file that the model does not have.
-    #[error(
-        "{index} of {name} names `{shard}`, which the model does not have; report it at the model's page"
-    )]
-    MissingShard {
-        /// The name of the model.
-        name: String,
-        /// The index.
-        index: String,
-        /// The missing file.
-        shard: String,
-    },
     /// An index of shards that cannot be read.
     #[error(transparent)]
     Index(#[from] CheckpointError),
 }
 
 impl HubError {
+    pub(crate) fn answer(url: &str, reason: String) -> Self {
+        Self::Answer {
+            url: url.into(),
+            reason,
+        }
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io {
             action,

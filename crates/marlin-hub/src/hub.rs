@@ -13,30 +13,59 @@ use crate::name::{ModelName, is_hex};
 /// The time after which a hub that sends nothing is given up.
 const QUIET: Duration = Duration::from_secs(60);
 
+/// The hub's description of a revision of a model.
+#[derive(Deserialize)]
+pub(crate) struct Listing {
+    /// The commit.
+    #[serde(rename = "sha")]
+    pub commit: String,
+    /// The files at the top of the repository.
+    #[serde(rename = "siblings")]
+    pub files: Vec<RemoteFile>,
+}
+
 /// A file in the hub's list.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct RemoteFile {
     /// The path in the repository.
+    #[serde(rename = "rfilename")]
     pub path: String,
     /// The size in bytes.
     pub size: u64,
-    /// The checksum, which names the contents in the cache: for a file in LFS the SHA-256,
-    /// otherwise the Git object ID.
-    pub id: String,
-    /// True for a file in LFS.
-    pub is_lfs: bool,
+    /// The Git object ID: of the file, or of the pointer to a file in LFS.
+    pub blob_id: String,
+    /// Set for a file in LFS.
+    pub lfs: Option<Lfs>,
 }
 
-/// A model on the hub.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Lfs {
+    pub sha256: String,
+}
+
+impl RemoteFile {
+    /// Returns the checksum, which names the contents in the cache: for a file in LFS the SHA-256,
+    /// otherwise the Git object ID.
+    pub fn checksum(&self) -> &str {
+        match &self.lfs {
+            Some(lfs) => &lfs.sha256,
+            None => &self.blob_id,
+        }
+    }
+}
+
+/// A revision of a model on the hub.
 pub(crate) struct Hub {
     agent: Agent,
     endpoint: String,
     token: Option<String>,
-    name: ModelName,
+    pub name: ModelName,
+    pub revision: String,
 }
 
 impl Hub {
-    pub fn new(environment: &Environment, name: ModelName) -> Self {
+    pub fn new(environment: &Environment, name: ModelName, revision: &str) -> Self {
         let config = Agent::config_builder()
             // Errors of the hub have their reason in headers.
             .http_status_as_error(false)
@@ -52,61 +81,41 @@ impl Hub {
             endpoint: environment.endpoint.clone(),
             token: environment.token.clone(),
             name,
+            revision: revision.into(),
         }
     }
 
-    /// Returns the commit of a revision, and the files at the top of the repository.
-    pub fn list(&self, revision: &str) -> Result<(String, Vec<RemoteFile>), HubError> {
-        let Self { endpoint, name, .. } = self;
-        let revision_part = encode(revision);
-        let url = format!("{endpoint}/api/models/{name}/revision/{revision_part}?blobs=true");
+    /// Returns the commit and the files of the revision.
+    pub fn list(&self) -> Result<Listing, HubError> {
+        let (endpoint, name, revision) = (&self.endpoint, &self.name, encode(&self.revision));
+        let url = format!("{endpoint}/api/models/{name}/revision/{revision}?blobs=true");
         let mut response = self.get(&url, 0)?;
-        let code = header(&response, "X-Error-Code");
-        let not_found = match self.check(&url, &response) {
-            Ok(()) => false,
-            // So the hub answers for a model that does not exist, if it gets no token.
-            Err(HubError::Gated { status: 401, .. }) if code != "GatedRepo" => true,
-            Err(_) if response.status().as_u16() == 404 => true,
-            Err(error) => return Err(error),
-        };
-        if not_found {
-            return Err(HubError::NotFound {
-                endpoint: endpoint.clone(),
-                name: name.to_string(),
-                revision: revision.into(),
-            });
-        }
-        let failed = |reason| HubError::Answer {
-            url: url.clone(),
-            reason,
-        };
         let text = response.body_mut().read_to_vec();
         let text = text.map_err(|error| unreachable(&url, error))?;
-        let model: Model =
-            serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))?;
-        if !is_hex(&model.sha, 40) {
-            return Err(failed(format!(
-                "the commit is {:?}, 40 hexadecimal digits expected",
-                model.sha
-            )));
-        }
-        // The path and the checksum name files in the cache.
+        let mut listing: Listing = serde_json::from_slice(&text)
+            .map_err(|error| HubError::answer(&url, format!("the list of files: {error}")))?;
+        // Paths and checksums name files in the cache.
         let is_name = |path: &str| !path.starts_with('.') && !path.contains(['/', '\\', ':', '\0']);
-        let files = model.siblings.into_iter();
-        let files = files.filter(|file| is_name(&file.rfilename));
-        let files = files.map(|file| file.remote().map_err(failed));
-        Ok((model.sha, files.collect::<Result<_, _>>()?))
+        listing.files.retain(|file| is_name(&file.path));
+        let digits = |file: &RemoteFile| if file.lfs.is_some() { 64 } else { 40 };
+        let is_valid = |file: &RemoteFile| is_hex(file.checksum(), digits(file));
+        if is_hex(&listing.commit, 40) && listing.files.iter().all(is_valid) {
+            Ok(listing)
+        } else {
+            let reason = "the list of files: commits and checksums must be hexadecimal";
+            Err(HubError::answer(&url, reason.into()))
+        }
     }
 
     /// Begins to download a file from an offset. Returns whether the answer begins there, and not
     /// at the beginning of the file, and its bytes.
     pub fn open(&self, url: &str, start: u64) -> Result<(bool, Body), HubError> {
         let response = self.get(url, start)?;
-        self.check(url, &response)?;
         let is_rest = response.status().as_u16() == 206;
         Ok((is_rest, response.into_body()))
     }
 
+    /// Returns an answer that is no error.
     fn get(&self, url: &str, start: u64) -> Result<Response<Body>, HubError> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.token {
@@ -115,36 +124,33 @@ impl Hub {
         if start > 0 {
             request = request.header("Range", format!("bytes={start}-"));
         }
-        request.call().map_err(|error| unreachable(url, error))
-    }
-
-    /// Returns the error of an answer that is one.
-    fn check(&self, url: &str, response: &Response<Body>) -> Result<(), HubError> {
+        let response = request.call().map_err(|error| unreachable(url, error))?;
         let status = response.status().as_u16();
-        let reason = header(response, "X-Error-Message");
-        match status {
-            200 | 206 => Ok(()),
-            500.. => Err(unreachable(url, ureq::Error::StatusCode(status))),
-            401 if reason.contains("Invalid credentials") => Err(HubError::Token {
-                endpoint: self.endpoint.clone(),
-            }),
-            401 | 403 => Err(HubError::Gated {
-                name: self.name.to_string(),
-                url: format!("{}/{}", self.endpoint, self.name),
+        let header = |name| {
+            let value = response.headers().get(name);
+            value
+                .and_then(|value| value.to_str().ok())
+                .unwrap_or_default()
+        };
+        let (code, reason) = (header("X-Error-Code"), header("X-Error-Message"));
+        let (endpoint, name) = (self.endpoint.clone(), self.name.to_string());
+        Err(match status {
+            200 | 206 => return Ok(response),
+            500.. => unreachable(url, ureq::Error::StatusCode(status)),
+            401 if reason.contains("Invalid credentials") => HubError::Token { endpoint },
+            // Without a token the hub does not tell whether a model exists.
+            404 | 401 if code != "GatedRepo" => HubError::NotFound {
+                endpoint,
+                name,
+                revision: self.revision.clone(),
+            },
+            401 | 403 => HubError::Gated {
+                url: format!("{endpoint}/{name}"),
+                name,
                 status,
-            }),
-            _ => Err(HubError::Answer {
-                url: url.into(),
-                reason: format!("the hub answers {status} {reason}")
-                    .trim_end()
-                    .into(),
-            }),
-        }
-    }
-
-    /// Returns the name of the model.
-    pub fn name(&self) -> String {
-        self.name.to_string()
+            },
+            _ => HubError::answer(url, format!("the hub answers {status} {reason}")),
+        })
     }
 
     /// Returns the address of a file.
@@ -154,70 +160,19 @@ impl Hub {
     }
 }
 
-/// The hub's description of a revision of a model.
-#[derive(Deserialize)]
-struct Model {
-    sha: String,
-    siblings: Vec<Sibling>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Sibling {
-    rfilename: String,
-    size: Option<u64>,
-    blob_id: Option<String>,
-    lfs: Option<Lfs>,
-}
-
-#[derive(Deserialize)]
-struct Lfs {
-    sha256: String,
-}
-
-impl Sibling {
-    /// Returns the file, or what is wrong with its entry.
-    fn remote(self) -> Result<RemoteFile, String> {
-        let is_lfs = self.lfs.is_some();
-        let (id, digits) = match self.lfs {
-            Some(lfs) => (Some(lfs.sha256), 64),
-            None => (self.blob_id, 40),
-        };
-        match (id, self.size) {
-            (Some(id), Some(size)) if is_hex(&id, digits) => Ok(RemoteFile {
-                path: self.rfilename,
-                size,
-                id,
-                is_lfs,
-            }),
-            (id, size) => Err(format!(
-                "{:?} has the size {size:?} and the checksum {id:?}, {digits} hexadecimal digits expected",
-                self.rfilename
-            )),
-        }
-    }
-}
-
-pub(crate) fn unreachable(url: &str, error: ureq::Error) -> HubError {
+fn unreachable(url: &str, error: ureq::Error) -> HubError {
     HubError::Unreachable {
         url: url.into(),
         source: error.into_io(),
     }
 }
 
-fn header<'a>(response: &'a Response<Body>, name: &str) -> &'a str {
-    let value = response.headers().get(name);
-    value
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default()
-}
-
 /// Encodes a text as one part of a URL's path.
 fn encode(text: &str) -> String {
-    let encoded = |byte: u8| match byte {
-        b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
-        _ if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
-        _ => format!("%{byte:02X}"),
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+    let encoded = |byte| match is_plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
     };
     text.bytes().map(encoded).collect()
 }

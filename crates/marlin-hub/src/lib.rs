@@ -31,7 +31,7 @@ pub use self::snapshot::is_needed;
 const MAIN: &str = "main";
 
 /// Options for finding a model. The environment has the value of each option that is not set, as in
-/// Hugging Face's own programs.
+/// Hugging Face's own programs. Not `Debug`, as it may hold a token.
 #[derive(Clone, Default)]
 pub struct HubOptions {
     /// The branch, tag or commit; `main` if not set.
@@ -50,20 +50,6 @@ pub struct HubOptions {
     pub cache: Option<PathBuf>,
 }
 
-/// Does not show the token.
-impl std::fmt::Debug for HubOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HubOptions")
-            .field("revision", &self.revision)
-            .field("offline", &self.offline)
-            .field("without_weights", &self.without_weights)
-            .field("token", &self.token.as_ref().map(|_| "..."))
-            .field("endpoint", &self.endpoint)
-            .field("cache", &self.cache)
-            .finish()
-    }
-}
-
 /// The progress of a download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HubProgress<'a> {
@@ -73,12 +59,6 @@ pub struct HubProgress<'a> {
     pub done: u64,
     /// The bytes of all files that were missing.
     pub total: u64,
-}
-
-/// Returns whether a path that does not exist is the name of a model on the hub: an owner and a
-/// name.
-pub fn is_name(path: &Path) -> bool {
-    !path.exists() && path.to_str().and_then(ModelName::parse).is_some()
 }
 
 /// Returns the folder of a model, given by its path or its name on the hub. Downloads the files
@@ -135,9 +115,8 @@ pub fn resolve(
             cache: environment.cache.clone(),
         });
     }
-    let hub = Hub::new(&environment, name);
-    let with_weights = !options.without_weights;
-    match snapshot::download(&hub, &cache, revision, with_weights, on_progress) {
+    let hub = Hub::new(&environment, name, revision);
+    match snapshot::download(&hub, &cache, options.without_weights, on_progress) {
         Err(HubError::Unreachable { url, source }) => match cached() {
             Some(snapshot) => {
                 tracing::warn!(%url, error = %source, snapshot = %snapshot.display(), "the hub cannot be reached, the model in the cache is taken");

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use marlin_format::checkpoint::{WeightFile, read_index, weight_file};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, has_size};
 use crate::download::download as download_file;
-use crate::hub::{Hub, RemoteFile};
+use crate::hub::{Hub, Listing, RemoteFile};
 use crate::{HubError, HubProgress};
 
 const CONFIG: &str = "config.json";
@@ -41,37 +41,45 @@ pub fn is_needed(path: &str) -> bool {
 pub(crate) fn download(
     hub: &Hub,
     cache: &Cache,
-    revision: &str,
-    with_weights: bool,
+    without_weights: bool,
     mut on_progress: impl FnMut(HubProgress<'_>),
 ) -> Result<PathBuf, HubError> {
-    let (commit, files) = hub.list(revision)?;
-    let (mut needed, others): (Vec<_>, Vec<_>) =
+    let Listing { commit, files } = hub.list()?;
+    let (mut needed, mut others): (Vec<_>, Vec<_>) =
         files.into_iter().partition(|file| is_needed(&file.path));
-    let mut fetch = |files: &[RemoteFile]| fetch(hub, cache, &commit, files, &mut on_progress);
-    if with_weights {
+    let mut index = None;
+    if !without_weights {
         let names: Vec<String> = others.iter().map(|file| file.path.clone()).collect();
         let weights = weight_file(&names).map_err(|found| HubError::NoWeights {
-            name: hub.name(),
+            name: hub.name.to_string(),
             found,
         })?;
         let (WeightFile::Single(name) | WeightFile::Index(name)) = &weights;
-        needed.extend(others.iter().filter(|file| file.path == *name).cloned());
-        fetch(&needed)?;
-        if let (WeightFile::Index(_), Some(index)) = (&weights, needed.last()) {
-            let shards = shards(hub, cache, &commit, index, &others)?;
-            fetch(&shards)?;
-            needed.extend(shards);
+        needed.extend(others.extract_if(.., |file| file.path == *name));
+        index = needed
+            .last()
+            .cloned()
+            .filter(|_| matches!(weights, WeightFile::Index(_)));
+    }
+    fetch(hub, cache, &commit, &needed, &mut on_progress)?;
+    if let Some(index) = index {
+        let weight_map = read_index(&cache.file(&commit, &index))?;
+        let mut names: BTreeSet<String> = weight_map.into_values().collect();
+        let shards = others.extract_if(.., |file| names.remove(&file.path));
+        let shards: Vec<RemoteFile> = shards.collect();
+        if let Some(name) = names.first() {
+            let reason = format!("it names {name:?}, which the model does not have");
+            return Err(HubError::answer(&hub.url(&commit, &index.path), reason));
         }
-    } else {
-        fetch(&needed)?;
+        fetch(hub, cache, &commit, &shards, &mut on_progress)?;
+        needed.extend(shards);
     }
     // The folder counts as complete when it has a config.
     needed.sort_by_key(|file| file.path == CONFIG);
     for file in &needed {
         cache.link(&commit, file)?;
     }
-    cache.set_commit(revision, &commit)?;
+    cache.set_commit(&hub.revision, &commit)?;
     Ok(cache.snapshot(&commit))
 }
 
@@ -81,10 +89,10 @@ fn fetch(
     cache: &Cache,
     commit: &str,
     files: &[RemoteFile],
-    mut on_progress: impl FnMut(HubProgress<'_>),
+    on_progress: &mut impl FnMut(HubProgress<'_>),
 ) -> Result<(), HubError> {
-    let missing = |file: &&RemoteFile| cache.contents(commit, file).is_none();
-    let missing: Vec<&RemoteFile> = files.iter().filter(missing).collect();
+    let mut missing: Vec<&RemoteFile> = files.iter().collect();
+    missing.retain(|file| !has_size(&cache.file(commit, file), file));
     let total = missing.iter().map(|file| file.size).sum();
     let mut before = 0;
     for file in missing {
@@ -98,28 +106,6 @@ fn fetch(
         before += file.size;
     }
     Ok(())
-}
-
-/// Returns the shards in an index that is in the cache.
-fn shards(
-    hub: &Hub,
-    cache: &Cache,
-    commit: &str,
-    index: &RemoteFile,
-    files: &[RemoteFile],
-) -> Result<Vec<RemoteFile>, HubError> {
-    let path = cache.contents(commit, index);
-    let weight_map = read_index(&path.unwrap_or_else(|| cache.blob(&index.id)))?;
-    let names: BTreeSet<String> = weight_map.into_values().collect();
-    let file = |name: String| match files.iter().find(|file| file.path == name) {
-        Some(file) => Ok(file.clone()),
-        None => Err(HubError::MissingShard {
-            name: hub.name(),
-            index: index.path.clone(),
-            shard: name,
-        }),
-    };
-    names.into_iter().map(file).collect()
 }
 
 /// Returns whether a snapshot in the cache has a config and, unless they are left out, all its

@@ -44,6 +44,7 @@ impl Hub {
             command.env_remove(variable);
         }
         command
+            .env("NO_PROXY", "127.0.0.1,localhost")
             .env("HF_ENDPOINT", self.server.endpoint())
             .env("HF_HOME", self.home.path())
             .envs(variables.iter().copied());

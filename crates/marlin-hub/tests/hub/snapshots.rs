@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Mutex;
 use std::thread;
 
-use marlin_hub::{HubError, HubOptions, is_name, resolve};
+use marlin_hub::{HubError, HubOptions, resolve};
 use marlin_testing::{HubFaults, HubFile};
 
 use crate::support::{Hub, NAME, SIZE, assert_files, files, needed, weights};
@@ -56,10 +56,9 @@ fn only_the_files_that_are_needed_are_downloaded_and_once() {
         fs::metadata(hub.blob(&weights().sha256())).unwrap().len(),
         SIZE as u64
     );
-    assert!(
-        hub.blob(&HubFile::small("config.json", "{}").object_id())
-            .exists()
-    );
+    // `printf '{}' | git hash-object --stdin`
+    let config = hub.blob("9e26dfeeb6e641a33dae4961196235bdb965b21b");
+    assert_eq!(fs::read_to_string(config).unwrap(), "{}");
 
     assert_eq!(hub.resolve().unwrap(), dir);
     let requests = hub.server.requests();
@@ -124,7 +123,6 @@ fn the_token_is_sent_to_the_hub_alone() {
             request.line
         );
     }
-    assert!(!format!("{:?}", hub.options).contains("hf_secret"));
 }
 
 #[test]
@@ -206,15 +204,8 @@ fn shards_are_those_of_the_index() {
             .collect(),
     );
     match incomplete.resolve() {
-        Err(HubError::MissingShard {
-            name,
-            index: found,
-            shard,
-        }) => {
-            assert_eq!(
-                (&*name, &*found, &*shard),
-                (NAME, index, "model-2.safetensors")
-            );
+        Err(HubError::Answer { url, reason }) => {
+            assert!(url.ends_with(index) && reason.contains("model-2.safetensors"));
         }
         result => panic!("{result:?}"),
     }
@@ -260,7 +251,11 @@ fn paths_are_returned_as_they_are() {
         resolve("./some/model", &offline, |_| {}).unwrap().to_str(),
         Some("./some/model")
     );
-    assert!(is_name(NAME.as_ref()) && !is_name(dir.path()) && !is_name("tests/hub".as_ref()));
+    // A folder of two parts that exists is no name.
+    assert_eq!(
+        resolve("tests/hub", &offline, |_| {}).unwrap().to_str(),
+        Some("tests/hub")
+    );
     hub.server.fail(HubFaults::default());
     assert!(hub.server.requests().is_empty());
 }

@@ -183,12 +183,7 @@ impl LanguageModel {
 /// Returns the folder of a model that is given by its name, and every other path as it is.
 #[cfg(feature = "hub")]
 fn named_folder(dir: &Path) -> Result<Cow<'_, Path>, ModelError> {
-    if marlin_hub::is_name(dir) {
-        let folder = marlin_hub::resolve(dir, &Default::default(), |_| {})?;
-        Ok(folder.into())
-    } else {
-        Ok(dir.into())
-    }
+    Ok(marlin_hub::resolve(dir, &Default::default(), |_| {})?.into())
 }
 
 /// Returns the path as it is.

@@ -30,6 +30,7 @@ fn a_name_is_opened_as_its_folder_is() {
                 "--ignored",
                 "--nocapture",
             ])
+            .env("NO_PROXY", "127.0.0.1,localhost")
             .env("HF_ENDPOINT", server.endpoint())
             .env("HF_HOME", home.path())
             .env("MODEL_TO_OPEN", model)
