@@ -87,6 +87,7 @@ impl HubArgs {
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Hugging Face folder, or name of a model on the hub, such as Qwen/Qwen3-8B-AWQ.
+    #[arg(value_name = "MODEL")]
     pub dir: PathBuf,
     #[command(flatten)]
     pub hub: HubArgs,
@@ -124,6 +125,7 @@ pub enum DtypeName {
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     /// Hugging Face folder, or name of a model on the hub.
+    #[arg(value_name = "MODEL")]
     pub dir: PathBuf,
     #[command(flatten)]
     pub hub: HubArgs,
@@ -167,6 +169,7 @@ pub enum MethodName {
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
     /// Hugging Face folder with float weights, or name of a model on the hub.
+    #[arg(value_name = "MODEL")]
     pub dir: PathBuf,
     /// Folder to write; must be empty or not exist.
     pub out: PathBuf,
@@ -256,7 +259,7 @@ pub struct EvaluateArgs {
     pub model: ModelArgs,
     /// Hugging Face folder, or name on the hub, of a model to compare with the first. May be given
     /// several times; --revision is that of the first model.
-    #[arg(long = "with", value_name = "DIR")]
+    #[arg(long = "with", value_name = "MODEL")]
     pub with: Vec<PathBuf>,
     /// Text file, UTF-8. May be given several times; results are printed for each text, and for all
     /// texts together.
@@ -374,6 +377,7 @@ pub struct KernelsArgs {
 pub struct AdviseArgs {
     /// Hugging Face folder, of which `config.json` is enough, or name of a model on the hub; no
     /// weights are downloaded.
+    #[arg(value_name = "MODEL")]
     pub dir: PathBuf,
     #[command(flatten)]
     pub hub: HubArgs,
@@ -401,6 +405,7 @@ pub struct AdviseArgs {
 pub struct DoctorArgs {
     /// Hugging Face folder, or name of a model on the hub, to check as well: config, tokenizer,
     /// chat template, and the shape and data of every tensor.
+    #[arg(value_name = "MODEL")]
     pub dir: Option<PathBuf>,
     #[command(flatten)]
     pub hub: HubArgs,

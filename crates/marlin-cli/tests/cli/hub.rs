@@ -128,6 +128,7 @@ fn every_command_takes_a_name() {
     for args in [
         args!["inspect", NAME, "--device", "flex"],
         args!["kernels", NAME, "--device", "flex"],
+        args!["doctor", NAME, "--device", "flex"],
         args![
             "generate",
             NAME,
@@ -167,7 +168,7 @@ fn every_command_takes_a_name() {
 fn advice_needs_no_weights() {
     let folder = Folder::tiny_quantized();
     let hub = Hub::of(&folder.target);
-    let advise = |model: &OsStr| args!["advise", model, "--card", "h100-80gb"];
+    let advise = |model: &OsStr| args!["advise", model, "--card", "h100-80gb", "--prompt", "8"];
     let found = hub.succeed(&advise(NAME.as_ref()));
     assert!(found.contains("no tensors in the folder"), "{found}");
     let downloads = hub.server.downloads();
