@@ -12,6 +12,9 @@ use std::path::PathBuf;
 
 /// Inspect Llama checkpoints, quantise them to 4 or 8 bits, and run them.
 ///
+/// A model is a Hugging Face folder, or a name on the Hugging Face hub; what is missing of it in the
+/// hub's cache is downloaded. HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE apply.
+///
 /// Logs go to standard error; set `RUST_LOG=debug` to show the kernel of every layer. Compiled
 /// kernels are kept in `burn-marlin` in the user's cache folder; set `BURN_MARLIN_CACHE` to another
 /// folder, or to `off`.
@@ -55,11 +58,39 @@ pub enum Command {
     Doctor(DoctorArgs),
 }
 
+/// Options for models that are given by their name on the Hugging Face hub.
+#[derive(Debug, Args)]
+pub struct HubArgs {
+    /// Branch, tag or commit of a model that is given by its name; by default main.
+    #[cfg(feature = "hub")]
+    #[arg(long)]
+    pub revision: Option<String>,
+    /// Do not use the network: a model that is given by its name must be in the cache.
+    #[cfg(feature = "hub")]
+    #[arg(long)]
+    pub offline: bool,
+}
+
+impl HubArgs {
+    /// Returns the options for a model of which the command line has no revision.
+    pub fn without_revision(&self) -> Self {
+        Self {
+            #[cfg(feature = "hub")]
+            revision: None,
+            #[cfg(feature = "hub")]
+            offline: self.offline,
+        }
+    }
+}
+
 /// A checkpoint and the device that it runs on.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
-    /// Hugging Face folder.
+    /// Hugging Face folder, or name of a model on the hub, such as Qwen/Qwen3-8B-AWQ.
+    #[arg(value_name = "MODEL")]
     pub dir: PathBuf,
+    #[command(flatten)]
+    pub hub: HubArgs,
     /// Device to run on; by default the first present of cuda, vulkan and flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
@@ -93,8 +124,11 @@ pub enum DtypeName {
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// Hugging Face folder.
+    /// Hugging Face folder, or name of a model on the hub.
+    #[arg(value_name = "MODEL")]
     pub dir: PathBuf,
+    #[command(flatten)]
+    pub hub: HubArgs,
     /// Device to choose kernels for; by default the first present of cuda, vulkan and flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
@@ -134,10 +168,13 @@ pub enum MethodName {
 
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
-    /// Hugging Face folder with float weights.
+    /// Hugging Face folder with float weights, or name of a model on the hub.
+    #[arg(value_name = "MODEL")]
     pub dir: PathBuf,
     /// Folder to write; must be empty or not exist.
     pub out: PathBuf,
+    #[command(flatten)]
+    pub hub: HubArgs,
     /// Width of the values: 4 or 8.
     #[arg(long, default_value = "4", value_parser = clap::value_parser!(i64).try_map(WeightValue::try_from))]
     pub bits: WeightValue,
@@ -220,8 +257,9 @@ fn override_of(text: &str) -> Result<(String, Override), Box<dyn Error + Send + 
 pub struct EvaluateArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Hugging Face folder of a model to compare with the first. May be given several times.
-    #[arg(long = "with", value_name = "DIR")]
+    /// Hugging Face folder, or name on the hub, of a model to compare with the first. May be given
+    /// several times; --revision is that of the first model.
+    #[arg(long = "with", value_name = "MODEL")]
     pub with: Vec<PathBuf>,
     /// Text file, UTF-8. May be given several times; results are printed for each text, and for all
     /// texts together.
@@ -337,8 +375,12 @@ pub struct KernelsArgs {
 
 #[derive(Debug, Args)]
 pub struct AdviseArgs {
-    /// Hugging Face folder; its `config.json` is enough.
+    /// Hugging Face folder, of which `config.json` is enough, or name of a model on the hub; no
+    /// weights are downloaded.
+    #[arg(value_name = "MODEL")]
     pub dir: PathBuf,
+    #[command(flatten)]
+    pub hub: HubArgs,
     /// Device whose card to use; by default the first present.
     #[arg(long, conflicts_with = "card")]
     pub device: Option<DeviceName>,
@@ -361,9 +403,12 @@ pub struct AdviseArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Hugging Face folder to check as well: config, tokenizer, chat template, and the shape and
-    /// data of every tensor.
+    /// Hugging Face folder, or name of a model on the hub, to check as well: config, tokenizer,
+    /// chat template, and the shape and data of every tensor.
+    #[arg(value_name = "MODEL")]
     pub dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub hub: HubArgs,
     /// Device that the folder must fit on; by default the first of cuda, vulkan and flex that is
     /// present and has no error.
     #[arg(long, requires = "dir")]

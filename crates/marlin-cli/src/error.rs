@@ -8,6 +8,9 @@ use std::path::PathBuf;
 pub enum CliError {
     #[error(transparent)]
     Model(#[from] marlin_lm::ModelError),
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(#[from] marlin_lm::hub::HubError),
     #[error(transparent)]
     Text(#[from] marlin_lm::TextError),
     #[error(transparent)]

@@ -39,9 +39,9 @@ impl Progress {
         Self::new(Unit::Window, INTERVAL)
     }
 
-    /// Creates the progress of reading weights, in bytes.
-    pub fn of_bytes() -> Self {
-        Self::new(Unit::Byte, INTERVAL)
+    /// Creates the progress of bytes that are, for example, `read`.
+    pub fn of_bytes(done: &'static str) -> Self {
+        Self::new(Unit::Byte { done }, INTERVAL)
     }
 
     fn new(unit: Unit, interval: Duration) -> Self {
@@ -55,7 +55,7 @@ impl Progress {
             ),
         };
         let template = match unit {
-            Unit::Byte => {
+            Unit::Byte { .. } => {
                 "{wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {msg}"
             }
             Unit::Block | Unit::Window => "{wide_bar} {pos}/{len} {elapsed}, {eta} left {msg}",
@@ -105,7 +105,10 @@ impl Progress {
 enum Unit {
     Block,
     Window,
-    Byte,
+    /// A byte, with what is done to it.
+    Byte {
+        done: &'static str,
+    },
 }
 
 /// Lines of progress with the time passed and the time left.
@@ -145,7 +148,7 @@ impl Lines {
         let done = match self.unit {
             Unit::Block => format!("block {done} of {total}"),
             Unit::Window => format!("window {done} of {total}"),
-            Unit::Byte => format!("{} of {} read", size(done), size(total)),
+            Unit::Byte { done: word } => format!("{} of {} {word}", size(done), size(total)),
         };
         let (passed, left) = (
             duration(now - self.start),
@@ -218,7 +221,7 @@ mod tests {
                 "window 90 of 100, 1 min 30 s, 10 s left"
             ]
         );
-        let mut lines = Lines::new(Unit::Byte, INTERVAL, start);
+        let mut lines = Lines::new(Unit::Byte { done: "read" }, INTERVAL, start);
         assert_eq!(
             lines
                 .next(4_000_000_000, 16_000_000_000, at(1200))

@@ -270,6 +270,10 @@ pub enum ModelError {
         /// The file that shows that the folder is quantised.
         path: PathBuf,
     },
+    /// A model that cannot be found, downloaded or used by its name.
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(#[from] marlin_hub::HubError),
     /// A chat template or a tokenizer that cannot be read or used.
     #[error(transparent)]
     Text(#[from] TextError),

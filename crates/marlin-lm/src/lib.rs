@@ -7,6 +7,8 @@
 //! - [`quantize_folder`] quantises the projections of a float folder to 4 or 8 bits, by rounding,
 //!   AWQ or GPTQ, and writes one of several [`FileFormat`]s. [`evaluate()`] compares quantised
 //!   models with the float model.
+//! - With the feature `hub`, [`LanguageModel::open`] also takes the name of a model on the Hugging
+//!   Face hub.
 //! - [`Model`] is the decoder as a Burn module, with float or quantised weights. A float model can
 //!   be trained, and saved with [`save_float`].
 //!
@@ -54,6 +56,8 @@ pub use error::ModelError;
 pub use evaluate::{Against, Evaluation, Evaluations, Mean, evaluate};
 pub use folder::{LanguageModel, OpenOptions, OpenProgress, check_folder};
 pub use generate::{GenerateOptions, Generation};
+#[cfg(feature = "hub")]
+pub use marlin_hub as hub;
 pub use marlin_nn::ahead::CompiledAhead;
 pub use marlin_quant::{LayerLoss, RowOrder};
 #[cfg(feature = "sandbox")]

@@ -3,7 +3,7 @@ use crate::advise::cards::{self, CardSpec};
 use crate::advise::report::{Advice, FormatRow, Question};
 use crate::args::AdviseArgs;
 use crate::error::CliError;
-use crate::{device, output};
+use crate::{device, hub, output};
 use burn_marlin::device::{device_name, free_memory, target};
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, InPlaceOfWeights};
 use marlin_kernels::{Runtime, Target};
@@ -19,7 +19,8 @@ struct Answer {
 }
 
 pub fn run(args: &AdviseArgs) -> Result<(), CliError> {
-    let config = ModelConfig::read(&args.dir.join("config.json"))?;
+    let dir = hub::folder_without_weights(&args.dir, &args.hub)?;
+    let config = ModelConfig::read(&dir.join("config.json"))?;
     let options = OpenOptions {
         max_len: args.max_len,
         ..OpenOptions::default()
@@ -31,7 +32,7 @@ pub fn run(args: &AdviseArgs) -> Result<(), CliError> {
             positions,
         });
     }
-    let tensor_bytes = match Checkpoint::open(&args.dir) {
+    let tensor_bytes = match Checkpoint::open(&dir) {
         Ok(checkpoint) => Some(checkpoint.size_bytes()),
         Err(CheckpointError::NoWeights {
             found: InPlaceOfWeights::Nothing,

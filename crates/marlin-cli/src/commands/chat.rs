@@ -1,4 +1,4 @@
-use super::{generate_options, open, read_text};
+use super::{generate_options, open_model, read_text};
 use crate::args::ChatArgs;
 use crate::error::CliError;
 use crate::output;
@@ -19,9 +19,9 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
         .map(read_text)
         .transpose()?
         .or_else(|| args.system.clone());
-    let llama = open(&args.model, true)?;
+    let (dir, llama) = open_model(&args.model.dir, &args.model.hub, &args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
-    let template = ChatTemplate::open(&args.model.dir)?;
+    let template = ChatTemplate::open(&dir)?;
     // With a template, the answer is decoded as a separate text. With plain turns, it continues the
     // text after `Assistant:`.
     options.answer = template.is_some();

@@ -1,4 +1,4 @@
-use super::{open, open_dir, text_tokens};
+use super::{open_model, text_tokens};
 use crate::args::EvaluateArgs;
 use crate::error::CliError;
 use crate::output;
@@ -10,21 +10,24 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
-    let reference = open(&args.model, true)?;
+    let hub = &args.model.hub;
+    let (reference_dir, reference) = open_model(&args.model.dir, hub, &args.model, true)?;
     let tokens = |path| text_tokens(&reference, path, args.windows.max_tokens);
     let texts = args
         .text
         .iter()
         .map(|path| tokens(path))
         .collect::<Result<Vec<_>, _>>()?;
+    let others_hub = hub.without_revision();
+    let open_other = |model| open_model(model, &others_hub, &args.model, false);
     let others = args
         .with
         .iter()
-        .map(|dir| open_dir(dir, &args.model, false))
+        .map(|model| open_other(model))
         .collect::<Result<Vec<_>, _>>()?;
     let models: Vec<_> = [&reference]
         .into_iter()
-        .chain(&others)
+        .chain(others.iter().map(|(_, llama)| llama))
         .map(|llama| &*llama.model)
         .collect();
     let mut progress = Progress::of_windows();
@@ -33,13 +36,16 @@ pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         progress.set(done, total, "");
     })?;
     progress.finish();
-    let dirs = [args.model.dir.as_path()]
-        .into_iter()
-        .chain(args.with.iter().map(|dir| dir.as_path()));
-    let models = dirs
-        .map(|dir| {
+    let named = [&args.model.dir].into_iter().chain(&args.with);
+    let models = named
+        .zip(
+            [&reference_dir]
+                .into_iter()
+                .chain(others.iter().map(|(dir, _)| dir)),
+        )
+        .map(|(named, dir)| {
             Ok(Model {
-                dir,
+                dir: named,
                 bytes: Checkpoint::open(dir)?.size_bytes(),
             })
         })
@@ -55,6 +61,7 @@ pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
 
 /// A model that is evaluated.
 struct Model<'a> {
+    /// The folder or the name that was given.
     dir: &'a Path,
     bytes: usize,
 }

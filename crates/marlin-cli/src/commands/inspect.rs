@@ -1,7 +1,7 @@
 use crate::args::InspectArgs;
 use crate::error::CliError;
 use crate::progress::Progress;
-use crate::{device, output};
+use crate::{device, hub, output};
 use burn::tensor::{Device, FloatDType};
 use burn_marlin::device::target;
 use burn_marlin::{ActivationDtype, GroupSize, ScaleDtype, WeightValue};
@@ -60,11 +60,12 @@ struct Summary {
 /// at a time, and a sample of every other tensor.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let device = device::open(args.device)?;
-    let progress = Progress::of_bytes();
+    let dir = hub::folder(&args.dir, &args.hub)?;
+    let progress = Progress::of_bytes("read");
     // The layers of the model, added as they are read. The checkpoint may have other layers.
     let mut layers = BTreeMap::new();
     let faults = check_folder(
-        &args.dir,
+        &dir,
         &device,
         &OpenOptions::default(),
         |name, format, weight| {
@@ -84,8 +85,8 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
             faults.push(fault);
         }
     };
-    let rows = Checkpoint::open(&args.dir)
-        .and_then(|checkpoint| rows(&args.dir, &checkpoint, &device, layers, &mut keep));
+    let rows = Checkpoint::open(&dir)
+        .and_then(|checkpoint| rows(&dir, &checkpoint, &device, layers, &mut keep));
     let tensors = rows.unwrap_or_else(|error| {
         keep(&error);
         Vec::new()

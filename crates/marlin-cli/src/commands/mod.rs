@@ -11,25 +11,35 @@ pub mod logits;
 pub mod perplexity;
 pub mod quantize;
 
-use crate::args::{DtypeName, ModelArgs, SamplingArgs};
+use crate::args::{DtypeName, HubArgs, ModelArgs, SamplingArgs};
 use crate::device;
 use crate::error::CliError;
+use crate::hub;
 use crate::progress::Progress;
 use burn::tensor::FloatDType;
 use marlin_format::{GroupSize, QuantSpec, WeightValue};
 use marlin_lm::{GenerateOptions, LanguageModel, ModelError, OpenOptions};
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Opens the model of a command.
 fn open(args: &ModelArgs, with_tokenizer: bool) -> Result<LanguageModel, CliError> {
-    open_dir(&args.dir, args, with_tokenizer)
+    let (_, llama) = open_model(&args.dir, &args.hub, args, with_tokenizer)?;
+    Ok(llama)
 }
 
-/// Opens a folder with the options of a command's model.
-fn open_dir(dir: &Path, args: &ModelArgs, with_tokenizer: bool) -> Result<LanguageModel, CliError> {
+/// Opens a model, given by its folder or its name, with the options of a command's model. Returns
+/// its folder, too.
+fn open_model(
+    model: &Path,
+    hub: &HubArgs,
+    args: &ModelArgs,
+    with_tokenizer: bool,
+) -> Result<(PathBuf, LanguageModel), CliError> {
+    // Before a download.
     let device = device::open(args.device)?;
+    let dir = hub::folder(model, hub)?;
     let dtype = args.dtype.map(dtype);
     let head = args.head.map(|bits| match bits {
         WeightValue::Int4 => QuantSpec::int4(GroupSize::G128),
@@ -41,12 +51,12 @@ fn open_dir(dir: &Path, args: &ModelArgs, with_tokenizer: bool) -> Result<Langua
         with_tokenizer,
         head,
     };
-    let mut shown = Progress::of_bytes();
-    let llama = LanguageModel::open_with(dir, &device, &options, |progress| {
+    let mut shown = Progress::of_bytes("read");
+    let llama = LanguageModel::open_with(&dir, &device, &options, |progress| {
         shown.set(progress.done, progress.total, progress.layer);
     });
     shown.finish();
-    Ok(llama?)
+    Ok((dir, llama?))
 }
 
 fn dtype(name: DtypeName) -> FloatDType {

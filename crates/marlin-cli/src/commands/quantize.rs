@@ -2,6 +2,7 @@ use super::dtype;
 use crate::args::{DtypeName, FormatName, MethodName, QuantizeArgs};
 use crate::device;
 use crate::error::CliError;
+use crate::hub;
 use crate::output;
 use crate::progress::Progress;
 use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightFormat};
@@ -11,6 +12,7 @@ use marlin_lm::{
 };
 use serde_json::json;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -36,13 +38,15 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     } else {
         Sparsity::Dense
     };
+    check_method(args)?;
+    let dir = hub::folder(&args.dir, &args.hub)?;
     let (exclude, overrides) = (args.exclude.clone(), args.overrides.clone());
     let options = QuantizeOptions {
         format,
         sparsity,
         exclude,
         overrides,
-        method: method(args)?,
+        method: method(args, &dir)?,
     };
 
     let stopped = Arc::new(AtomicBool::new(false));
@@ -54,7 +58,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         }
     }
     let mut shown = Progress::of_blocks();
-    let report = quantize_folder(&args.dir, &args.out, &spec, &options, |progress| {
+    let report = quantize_folder(&dir, &args.out, &spec, &options, |progress| {
         shown.set_bar(progress.done, progress.total, progress.tensor);
         shown.set_line(progress.blocks_done, progress.blocks);
         if stopped.load(Ordering::Relaxed) {
@@ -131,26 +135,32 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     ))?)
 }
 
-/// Returns the quantisation method, with its calibration samples.
-fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
+/// Checks that the arguments fit the quantisation method.
+fn check_method(args: &QuantizeArgs) -> Result<(), CliError> {
+    let has_text = !args.calibration.is_empty();
+    match (args.method, has_text) {
+        (MethodName::Rtn, _) if args.awq => Err(CliError::AwqOfRtn),
+        (MethodName::Rtn, true) => Err(CliError::CalibrationOfRtn),
+        (MethodName::Awq | MethodName::Gptq | MethodName::Sparsegpt, false) => {
+            Err(CliError::NoCalibration)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the quantisation method, with its calibration samples, for the model in a folder.
+fn method(args: &QuantizeArgs, dir: &Path) -> Result<Method, CliError> {
     if args.method == MethodName::Rtn {
-        return match (args.awq, args.calibration.is_empty()) {
-            (true, _) => Err(CliError::AwqOfRtn),
-            (false, false) => Err(CliError::CalibrationOfRtn),
-            (false, true) => Ok(Method::Round {
-                clipping: args.clip,
-            }),
-        };
+        return Ok(Method::Round {
+            clipping: args.clip,
+        });
     }
-    if args.calibration.is_empty() {
-        return Err(CliError::NoCalibration);
-    }
-    let config = ModelConfig::read(&args.dir.join("config.json"))?;
+    let config = ModelConfig::read(&dir.join("config.json"))?;
     let max_len = args
         .max_len
         .unwrap_or(SampleOptions::default().max_len.min(config.positions()));
-    let tokenizer = Tokenizer::open(&args.dir.join("tokenizer.json"))?.for_model(config.vocab_size);
-    let template = ChatTemplate::open(&args.dir)?;
+    let tokenizer = Tokenizer::open(&dir.join("tokenizer.json"))?.for_model(config.vocab_size);
+    let template = ChatTemplate::open(dir)?;
     let options = SampleOptions {
         samples: args.samples,
         max_len,

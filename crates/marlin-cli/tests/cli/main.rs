@@ -7,6 +7,8 @@ mod chat;
 mod command_line;
 mod doctor;
 mod evaluate;
+#[cfg(feature = "hub")]
+mod hub;
 mod inspect;
 mod interrupted;
 mod kernels;

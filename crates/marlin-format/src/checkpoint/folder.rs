@@ -1,16 +1,17 @@
-//! Contents of a folder without `model.safetensors`.
+//! Which files of a folder are the weights.
 
-use super::CheckpointError;
+use super::{CheckpointError, INDEX_FILE, WEIGHTS_FILE};
 use std::ffi::OsStr;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Weights under a file name other than `model.safetensors`.
-pub(super) enum OtherName {
+/// The file that the weights of a folder are opened by. The field is its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WeightFile {
     /// A single safetensors file.
-    File(PathBuf),
+    Single(String),
     /// The index of several shards.
-    Index(PathBuf),
+    Index(String),
 }
 
 /// The contents of a folder without readable weights.
@@ -45,23 +46,24 @@ impl fmt::Display for InPlaceOfWeights {
     }
 }
 
-/// Returns the only index of a folder, or otherwise its only safetensors file.
-pub(super) fn weights_of_another_name(dir: &Path) -> Result<OtherName, CheckpointError> {
-    let entries = std::fs::read_dir(dir).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => CheckpointError::NoWeights {
-            dir: dir.into(),
-            found: InPlaceOfWeights::Nothing,
-        },
-        _ => CheckpointError::io("read", dir, source),
-    })?;
-    let mut names: Vec<String> = entries
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .collect();
+/// Returns the weights among the files of a folder, given their names: those that
+/// [`Checkpoint::open`](super::Checkpoint::open) opens.
+///
+/// # Errors
+/// What the folder has in place of weights that are read.
+pub fn weight_file(names: &[String]) -> Result<WeightFile, InPlaceOfWeights> {
+    let has = |wanted: &str| names.iter().any(|name| name == wanted);
+    if has(WEIGHTS_FILE) {
+        return Ok(WeightFile::Single(WEIGHTS_FILE.into()));
+    }
+    if has(INDEX_FILE) {
+        return Ok(WeightFile::Index(INDEX_FILE.into()));
+    }
+    let mut names: Vec<&String> = names.iter().collect();
     names.sort();
     let with = |ending: &'static str| {
-        names
-            .iter()
-            .filter(move |name| name.ends_with(ending) && !name.starts_with('.'))
+        let names = names.iter().copied();
+        names.filter(move |name| name.ends_with(ending) && !name.starts_with('.'))
     };
     let (adapters, files): (Vec<&String>, Vec<&String>) =
         with(".safetensors").partition(|name| name.starts_with("adapter_"));
@@ -74,16 +76,31 @@ pub(super) fn weights_of_another_name(dir: &Path) -> Result<OtherName, Checkpoin
             )
         })
     };
-    let found = match (indices.as_slice(), files.as_slice()) {
-        ([index], _) => return Ok(OtherName::Index(dir.join(index))),
-        (_, [file]) => return Ok(OtherName::File(dir.join(file))),
-        (_, [first, second, ..]) => InPlaceOfWeights::Several((*first).clone(), (*second).clone()),
-        _ if !adapters.is_empty() => InPlaceOfWeights::Adapter,
-        _ => other_form().map_or(InPlaceOfWeights::Nothing, |name| {
-            InPlaceOfWeights::OtherForm(name.clone())
-        }),
+    match (indices.as_slice(), files.as_slice()) {
+        ([index], _) => Ok(WeightFile::Index((*index).clone())),
+        (_, [file]) => Ok(WeightFile::Single((*file).clone())),
+        (_, [first, second, ..]) => Err(InPlaceOfWeights::Several(
+            (*first).clone(),
+            (*second).clone(),
+        )),
+        _ if !adapters.is_empty() => Err(InPlaceOfWeights::Adapter),
+        _ => Err(other_form().map_or(InPlaceOfWeights::Nothing, |name| {
+            InPlaceOfWeights::OtherForm((*name).clone())
+        })),
+    }
+}
+
+/// Returns the weights of a folder. Links to files that do not exist do not count.
+pub(super) fn weight_file_of(dir: &Path) -> Result<WeightFile, CheckpointError> {
+    let names = match std::fs::read_dir(dir) {
+        Ok(entries) => entries
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| dir.join(name).exists())
+            .collect(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(source) => return Err(CheckpointError::io("read", dir, source)),
     };
-    Err(CheckpointError::NoWeights {
+    weight_file(&names).map_err(|found| CheckpointError::NoWeights {
         dir: dir.into(),
         found,
     })

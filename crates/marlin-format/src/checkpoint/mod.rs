@@ -42,12 +42,12 @@ pub use error::CheckpointError;
 pub use files::{
     FileError, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TOKENIZER_BYTES, read_file, read_text,
 };
-pub use folder::InPlaceOfWeights;
+pub use folder::{InPlaceOfWeights, WeightFile, weight_file};
 pub use format::{GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat};
 pub use header_error::HeaderError;
 pub use layer::{CheckpointEntry, entries, layer_format, layer_tensors, read_layer};
 pub use quantization::Quantization;
-pub use reader::{Checkpoint, TensorInfo};
+pub use reader::{Checkpoint, TensorInfo, read_index};
 pub use safetensors::Dtype;
 pub use tensor::{TensorData, TensorSpec, TensorView, is_float};
 pub use writer::CheckpointWriter;

@@ -11,9 +11,9 @@ use serde::Deserialize;
 
 use super::bitmask::{self, Bitmasked};
 use super::files::{self, MAX_INDEX_BYTES, read_file};
-use super::folder::{self, OtherName};
+use super::folder::{self, WeightFile};
 use super::header::{self, Entry};
-use super::{CheckpointError, INDEX_FILE, TensorView, WEIGHTS_FILE};
+use super::{CheckpointError, TensorView};
 use crate::text::{excerpt, is_plain};
 use crate::{JoinError, PlainWeight};
 
@@ -57,6 +57,32 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// Reads an index of weight files. Returns the file name of each tensor, by tensor name.
+///
+/// # Errors
+/// A [`CheckpointError`] for a file that cannot be read or is no index, and for an index that names
+/// files outside its folder.
+pub fn read_index(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> {
+    let text = read_file(path, MAX_INDEX_BYTES)
+        .map_err(|source| CheckpointError::io("read", path, source))?;
+    let index: Index = serde_json::from_slice(&text).map_err(|source| CheckpointError::Index {
+        path: path.into(),
+        source,
+    })?;
+    let is_file_name = |shard: &str| {
+        let mut components = Path::new(shard).components();
+        let parts = (components.next(), components.next());
+        matches!(parts, (Some(Component::Normal(_)), None)) && is_plain(shard)
+    };
+    match index.weight_map.values().find(|shard| !is_file_name(shard)) {
+        None => Ok(index.weight_map),
+        Some(shard) => Err(CheckpointError::ShardName {
+            index: path.into(),
+            shard: excerpt(shard),
+        }),
+    }
+}
+
 impl Checkpoint {
     /// Opens the weights of a folder. The weights are the first of these that exist:
     ///
@@ -88,21 +114,16 @@ impl Checkpoint {
             bitmasked: BTreeMap::new(),
             spare: Mutex::default(),
         };
-        let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
         if dir.is_file() {
             checkpoint.dir = dir.parent().map(Path::to_path_buf).unwrap_or_default();
             // A file that the caller names may be a link to any folder.
             checkpoint.add_file(
                 fs::canonicalize(dir).map_err(|source| CheckpointError::io("open", dir, source))?,
             )?;
-        } else if single.exists() {
-            checkpoint.add_file(single)?;
-        } else if index.exists() {
-            checkpoint.add_shards(&index)?;
         } else {
-            match folder::weights_of_another_name(dir)? {
-                OtherName::File(path) => checkpoint.add_file(path)?,
-                OtherName::Index(path) => checkpoint.add_shards(&path)?,
+            match folder::weight_file_of(dir)? {
+                WeightFile::Single(name) => checkpoint.add_file(dir.join(name))?,
+                WeightFile::Index(name) => checkpoint.add_shards(&dir.join(name))?,
             }
         }
         checkpoint.join_bitmasks()?;
@@ -304,32 +325,14 @@ impl Checkpoint {
     }
 
     fn add_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {
-        let text = read_file(index, MAX_INDEX_BYTES)
-            .map_err(|source| CheckpointError::io("read", index, source))?;
-        let parsed: Index =
-            serde_json::from_slice(&text).map_err(|source| CheckpointError::Index {
-                path: index.into(),
-                source,
-            })?;
+        let weight_map = read_index(index)?;
 
         // One tensor name for each shard, for error messages. Every shard is opened once.
-        let shards: BTreeMap<&str, &str> = parsed
-            .weight_map
+        let shards: BTreeMap<&str, &str> = weight_map
             .iter()
             .map(|(tensor, shard)| (shard.as_str(), tensor.as_str()))
             .collect();
         for (shard, tensor) in shards {
-            let mut components = Path::new(shard).components();
-            let is_file_name = matches!(
-                (components.next(), components.next()),
-                (Some(Component::Normal(_)), None)
-            );
-            if !is_file_name || !is_plain(shard) {
-                return Err(CheckpointError::ShardName {
-                    index: index.into(),
-                    shard: excerpt(shard),
-                });
-            }
             let path = self.dir.join(shard);
             if !path.exists() {
                 return Err(CheckpointError::MissingShard {
@@ -341,7 +344,7 @@ impl Checkpoint {
             self.add_file(path)?;
         }
 
-        for (tensor, shard) in &parsed.weight_map {
+        for (tensor, shard) in &weight_map {
             let path = self.dir.join(shard);
             if self.info(tensor).is_none_or(|info| info.path != path) {
                 return Err(CheckpointError::NotInShard {

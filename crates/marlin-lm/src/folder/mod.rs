@@ -4,6 +4,7 @@ mod check;
 mod upload;
 mod weights;
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -98,6 +99,11 @@ impl LanguageModel {
     /// [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the format that
     /// the configs give it. A quantised weight stays quantised: no float copy of it is made.
     ///
+    /// With the feature `hub`, `dir` can also be the name of a model on the Hugging Face hub, such as
+    /// `Qwen/Qwen3-8B-AWQ`, if there is no such path. What is missing in the hub's cache is
+    /// downloaded, with the options that the environment has. `marlin_lm::hub::resolve` takes other
+    /// options and reports progress.
+    ///
     /// # Errors
     /// A [`ModelError`] that names the file, and the tensor if a tensor is the cause: missing or
     /// broken files, an unsupported architecture or quantisation, missing, misshaped or surplus
@@ -124,7 +130,7 @@ impl LanguageModel {
         options: &OpenOptions,
         mut on_progress: impl FnMut(OpenProgress<'_>),
     ) -> Result<Self, ModelError> {
-        let dir = dir.as_ref();
+        let dir = &*named_folder(dir.as_ref())?;
         let config_path = dir.join("config.json");
         let mut config = ModelConfig::read(&config_path)?;
         let quantization = Quantization::read(dir)?;
@@ -172,6 +178,18 @@ impl LanguageModel {
     pub fn tokenizer(&self) -> Result<&Tokenizer, ModelError> {
         self.tokenizer.as_ref().ok_or(ModelError::NoTokenizer)
     }
+}
+
+/// Returns the folder of a model that is given by its name, and every other path as it is.
+#[cfg(feature = "hub")]
+fn named_folder(dir: &Path) -> Result<Cow<'_, Path>, ModelError> {
+    Ok(marlin_hub::resolve(dir, &Default::default(), |_| {})?.into())
+}
+
+/// Returns the path as it is.
+#[cfg(not(feature = "hub"))]
+fn named_folder(dir: &Path) -> Result<Cow<'_, Path>, ModelError> {
+    Ok(dir.into())
 }
 
 pub(crate) fn choose_dtype(

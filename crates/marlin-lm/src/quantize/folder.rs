@@ -23,7 +23,7 @@ use crate::config::{ModelConfig, quantization_field, read_json};
 
 /// The names of files that are copied if they exist: the tokenizer, the chat template and the
 /// generation config.
-const COPIED_FILES: [&str; 10] = [
+pub(crate) const COPIED_FILES: [&str; 10] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -23,6 +23,8 @@ use marlin_quant::{LayerError, LayerLoss, QuantError};
 use serde::{Deserialize, Serialize};
 
 use self::calibrate::calibrate;
+#[cfg(all(test, feature = "hub"))]
+pub(crate) use self::folder::COPIED_FILES;
 use self::folder::FolderRun;
 use self::plan::plan;
 use self::progress::BlockCount;

@@ -10,6 +10,8 @@ mod evaluate;
 mod folder;
 mod generate;
 mod golden;
+#[cfg(feature = "hub")]
+mod hub;
 mod joined;
 mod model;
 mod overrides;

@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// Opens everything in a folder that commands open. Returns what it has and every fault.
 pub fn check(dir: &Path, device: &Device) -> Section {
-    let progress = Progress::of_bytes();
+    let progress = Progress::of_bytes("read");
     let mut layers = 0;
     let faults = check_folder(dir, device, &OpenOptions::default(), |name, _, _| {
         progress.set_message(name);

@@ -18,7 +18,7 @@ use self::report::{Section, Status};
 use crate::args::DoctorArgs;
 use crate::device::DeviceName;
 use crate::error::CliError;
-use crate::output;
+use crate::{hub, output};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -54,7 +54,8 @@ pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
                 .map(|(_, device)| device)
                 .ok_or_else(|| CliError::no_device(DeviceName::Flex))?,
         };
-        sections.push(folder::check(dir, &device));
+        let dir = hub::folder(dir, &args.hub)?;
+        sections.push(folder::check(&dir, &device));
     }
     let count = |status| sections.iter().map(|section| section.count(status)).sum();
     let report = Report {
