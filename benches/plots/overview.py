@@ -25,22 +25,16 @@ def rows(folder, name):
 
 
 def decode(folder, batch):
-    """The tokens a second of each kind of weights at a batch: the best of a record's runs."""
-    of_24 = "decode-24-llama-2-7b-h200" if batch == 1 else f"decode-24-llama-2-7b-batch-{batch}-h200"
-    found = rows(folder, f"records/{of_24}")
-    found += [row for row in rows(folder, "records/decode-llama-2-7b-h200") if row["weights"] == "f16"]
-    best = {}
-    for row in found:
-        if row["batch"] == batch:
-            best[row["weights"]] = max(best.get(row["weights"], 0), row["tokens_per_second"])
-    return best
+    """The tokens a second of each kind of weights at a batch, all of one run."""
+    found = rows(folder, "records/decode-formats-llama-2-7b-h200")
+    return {row["weights"]: row["tokens_per_second"] for row in found if row["batch"] == batch}
 
 
 def bars(folder):
     """The left half: two groups of bars, each on a scale of its own."""
     parts, y = [], TOP + 30
     parts.append(f'<text x="{WIDTH / 2}" y="{TOP - 8}" text-anchor="middle" font-weight="bold">Llama 2 7B, tokens per second</text>')
-    for batch, title in [(1, "1 sequence"), (16, "16 sequences")]:
+    for batch, title in [(1, "1 sequence"), (64, "64 sequences")]:
         found = decode(folder, batch)
         longest = max(found.values())
         parts.append(f'<text x="{LEFT + 8}" y="{y}" font-weight="bold">{title}</text>')
