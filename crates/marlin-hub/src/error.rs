@@ -161,7 +161,7 @@ pub enum HubError {
         source: io::Error,
     },
     /// A model without weights that can be read.
-    #[error("{name} has neither model.safetensors nor model.safetensors.index.json; {found}")]
+    #[error("{name} has no weights as safetensors on the hub{}", in_place(found))]
     NoWeights {
         /// The name of the model.
         name: String,
@@ -171,6 +171,14 @@ pub enum HubError {
     /// An index of shards that cannot be read.
     #[error(transparent)]
     Index(#[from] CheckpointError),
+}
+
+/// Says what a model has in place of weights. On the hub, nothing is no incomplete download.
+fn in_place(found: &InPlaceOfWeights) -> String {
+    match found {
+        InPlaceOfWeights::Nothing => "; take another model".into(),
+        found => format!(": {found}"),
+    }
 }
 
 impl HubError {
