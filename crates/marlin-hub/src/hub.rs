@@ -76,6 +76,12 @@ impl Hub {
             .timeout_resolve(Some(QUIET))
             .timeout_connect(Some(QUIET))
             .timeout_per_read(Some(QUIET));
+        // A proxy reaches neither this machine's mirror nor that of the tests.
+        let config = if is_loopback(&environment.endpoint) {
+            config.proxy(None)
+        } else {
+            config
+        };
         Self {
             agent: config.build().into(),
             endpoint: environment.endpoint.clone(),
@@ -158,6 +164,14 @@ impl Hub {
         let Self { endpoint, name, .. } = self;
         format!("{endpoint}/{name}/resolve/{commit}/{}", encode(path))
     }
+}
+
+/// Returns whether an address is one of this machine.
+fn is_loopback(endpoint: &str) -> bool {
+    let host = endpoint.split_once("://").map_or("", |(_, host)| host);
+    ["127.", "localhost", "[::1]"]
+        .iter()
+        .any(|start| host.starts_with(start))
 }
 
 fn unreachable(url: &str, error: ureq::Error) -> HubError {

@@ -282,6 +282,7 @@ fn what_cannot_be_downloaded_is_said() {
     );
 }
 
+/// Costs about 3 s, the pauses between the attempts.
 #[test]
 fn a_broken_connection_is_resumed_by_the_next_run() {
     let folder = Folder::tiny_quantized();
