@@ -76,11 +76,11 @@ impl Traffic {
             prefixes: (0..4).map(|_| tokens(40)).collect(),
             alphabet,
             longest_prompt: rng.random_range(1..40),
-            longest_answer: rng.random_range(1..30),
+            longest_answer: rng.random_range(1..80),
             priorities: if rng.random() { 1 } else { 3 },
             keys: rng.random_range(1..5),
             burst: rng.random_range(1..8),
-            arrival: rng.random_range(0.05..1.0),
+            arrival: rng.random_range(0.02..0.5),
             cancel: if rng.random() { 0.0 } else { 0.1 },
             timeout: if rng.random() { 0.0 } else { 0.3 },
         }
@@ -118,20 +118,20 @@ struct Episode {
 impl Episode {
     fn new(mut rng: StdRng) -> Self {
         let traffic = Traffic::draw(&mut rng);
-        let max_sequences = rng.random_range(1..=24);
+        let max_sequences = rng.random_range(1..=32);
         let config = SchedulerConfig {
-            pages: 1 << rng.random_range(2..10),
+            pages: 1 << rng.random_range(3..9),
             page_size: [1, 2, 3, 4, 8, 16, 64][rng.random_range(0..7)],
             max_sequences,
             max_step_tokens: max_sequences + rng.random_range(0..64),
-            max_waiting: rng.random_range(1..100),
+            max_waiting: rng.random_range(1..300),
             fair: rng.random(),
         };
         Self {
             scheduler: Scheduler::new(config.clone()).unwrap(),
             device: Device::new(
                 &config,
-                rng.random_range(0.0..0.1),
+                rng.random_range(0.0..0.05),
                 rng.random_range(0.0..0.01),
             ),
             client: Client::new(!config.fair && traffic.priorities == 1, !config.fair),
