@@ -33,6 +33,9 @@
 //! its full pages go to the tree, where they can be evicted, and it is first in the queue, to be
 //! computed anew with the tokens that it has.
 //!
+//! The prefix tree compares token IDs and nothing else: sequences whose keys and values depend on
+//! more, such as an adapter or an image, must not share a scheduler with others.
+//!
 //! ```
 //! use marlin_serve::{EventKind, Outcome, Request, Scheduler, SchedulerConfig};
 //! use std::time::Duration;

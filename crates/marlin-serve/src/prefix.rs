@@ -23,9 +23,9 @@ struct Node {
 /// The pages of computed prefixes, as a radix tree over whole pages of token IDs.
 ///
 /// An edge has one or more pages; it is split where a prefix ends inside it. The pages that the
-/// tree holds are marked as cached in the [`PagePool`]. A sequence that uses a page of the tree also
-/// uses all pages above it, so the pages without references are always at the ends of branches, and
-/// can be evicted from there.
+/// tree holds are marked as cached in the [`PagePool`]. A sequence that uses a page of the tree
+/// also uses all pages above it, so the pages without references are always at the ends of
+/// branches, and can be evicted from there.
 #[derive(Debug)]
 pub struct PrefixTree {
     page_size: usize,

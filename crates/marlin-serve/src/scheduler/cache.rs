@@ -74,8 +74,8 @@ impl PageCache {
     }
 
     /// Gives a sequence the pages for the positions of its tokens, with those of the longest cached
-    /// prefix, whose positions are computed. Returns false, and changes nothing, if that would leave
-    /// fewer than `reserve` pages free or idle.
+    /// prefix, whose positions are computed. Returns false, and takes no pages, if fewer than
+    /// `reserve` pages would be left free or idle.
     pub fn admit(&mut self, sequence: &mut Sequence, reserve: usize) -> bool {
         let mut pages = self.tree.find(&sequence.tokens);
         pages.iter().for_each(|&page| self.pool.retain(page));

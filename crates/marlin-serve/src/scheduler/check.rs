@@ -9,8 +9,8 @@ impl Scheduler {
     ///
     /// # Panics
     /// If a page is lost, or is not free although nothing uses it; if a page that a sequence writes
-    /// to is used by another one or by the prefix tree; or if a request is not in exactly one of the
-    /// queue and the running sequences.
+    /// to is used by another one or by the prefix tree; or if a request is not in exactly one of
+    /// the queue and the running sequences.
     pub fn check(&self) {
         let pool = &self.cache.pool;
         pool.check();

@@ -95,7 +95,8 @@ pub enum ConfigError {
     },
     /// A step without room for a token of each sequence.
     #[error(
-        "max_step_tokens is {max_step_tokens}, less than max_sequences, {max_sequences}; each running sequence needs a token of a step"
+        "max_step_tokens is {max_step_tokens}, less than max_sequences, {max_sequences}; each \
+         running sequence needs a token of a step"
     )]
     StepTooSmall {
         /// The most tokens in a step.
@@ -123,8 +124,9 @@ pub enum SubmitError {
     },
     /// A request that needs more pages than there are.
     #[error(
-        "a prompt of {prompt} tokens and up to {max_tokens} new ones need {needed} pages of {page_size} positions, and the KV cache has {pages}; shorten the \
-         prompt or ask for fewer tokens"
+        "a prompt of {prompt} tokens and up to {max_tokens} new ones need {needed} pages of \
+         {page_size} positions, and the KV cache has {pages}; shorten the prompt or ask for fewer \
+         tokens"
     )]
     TooLarge {
         /// The tokens of the prompt.

@@ -148,6 +148,12 @@ impl Scheduler {
         std::mem::take(&mut self.events)
     }
 
+    /// Returns when the next time-out ends, if no request ends before. The request fails in the
+    /// first call of [`schedule`](Self::schedule) or [`complete`](Self::complete) from then on.
+    pub fn next_timeout(&self) -> Option<Duration> {
+        self.deadlines.first().map(|&(deadline, _)| deadline)
+    }
+
     /// Returns the figures of the moment and the counts since the start.
     pub fn metrics(&self) -> Metrics {
         let pool = &self.cache.pool;

@@ -85,7 +85,9 @@ pub enum FailReason {
     #[error("the request was still waiting after {}s; try again later", .0.as_secs_f64())]
     QueueTimeout(Duration),
     /// The request was not complete after its [`timeout`](Request::timeout).
-    #[error("the request was not complete after {}s; ask for fewer tokens or allow more time", .0.as_secs_f64())]
+    #[error(
+        "the request was not complete after {}s; ask for fewer tokens or allow more time",
+        .0.as_secs_f64())]
     Timeout(Duration),
     /// The executor failed to compute a row of the request.
     #[error("the request could not be computed: {0}")]

@@ -2,7 +2,6 @@
 
 use super::Scheduler;
 use super::request::{Event, EventKind, RequestId};
-use super::sequence::Sequence;
 use super::step::{DecodeRow, PrefillChunk, Step};
 use crate::pages::PageId;
 use std::sync::Arc;
@@ -41,7 +40,12 @@ impl Scheduler {
     fn decode_rows(&mut self) -> Vec<DecodeRow> {
         let mut rows = Vec::new();
         // Pages that become available with the step in flight.
-        let mut expected: usize = self.preempting().map(|s| self.cache.gain(s)).sum();
+        let running = self.running.iter();
+        let mut expected: usize = running
+            .map(|rank| &self.sequences[&rank.request])
+            .filter(|sequence| sequence.preempting)
+            .map(|sequence| self.cache.gain(sequence))
+            .sum();
         // By rank, so that victims of pre-emption, taken from the end, have no row yet.
         let ranks: Vec<_> = self.running.iter().map(|rank| rank.request).collect();
         for request in ranks {
@@ -119,17 +123,8 @@ impl Scheduler {
         self.events.push(Event { request, kind });
     }
 
-    /// Returns the sequences that are pre-empted as soon as the step in flight is complete.
-    fn preempting(&self) -> impl Iterator<Item = &Sequence> {
-        let running = self
-            .running
-            .iter()
-            .map(|rank| &self.sequences[&rank.request]);
-        running.filter(|sequence| sequence.preempting)
-    }
-
-    /// Returns chunks of up to `budget` tokens together: of running sequences, then of requests from
-    /// the queue.
+    /// Returns chunks of up to `budget` tokens together: of running sequences, then of requests
+    /// from the queue.
     fn prefill_chunks(&mut self, mut budget: usize) -> Vec<PrefillChunk> {
         let mut chunks = Vec::new();
         let ranks: Vec<_> = self.running.iter().map(|rank| rank.request).collect();
@@ -137,10 +132,6 @@ impl Scheduler {
             if budget > 0 {
                 chunks.extend(self.prefill_chunk(request, &mut budget));
             }
-        }
-        // The pages of those that are being pre-empted are for sequences that run.
-        if self.preempting().next().is_some() {
-            return chunks;
         }
         while budget > 0
             && self.running.len() < self.config.max_sequences

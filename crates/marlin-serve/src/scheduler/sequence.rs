@@ -16,8 +16,8 @@ pub(super) struct Rank {
 /// A request with its tokens and pages.
 ///
 /// Positions `0..computed` have their keys and values, those up to `scheduled` get them from steps
-/// in flight. `computed <= scheduled <= tokens.len() + 1`: with a step in flight, the position after
-/// the last known token can be scheduled.
+/// in flight. `computed <= scheduled <= tokens.len() + 1`: with a step in flight, the position
+/// after the last known token can be scheduled.
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub rank: Rank,
@@ -88,8 +88,8 @@ impl Sequence {
         !self.preempting && self.scheduled < self.prefill
     }
 
-    /// Returns true if the sequence can be in a step with a decode row: its prompt is computed or in
-    /// flight, and the steps in flight do not generate its last token.
+    /// Returns true if the sequence can be in a step with a decode row: its prompt is computed or
+    /// in flight, and the steps in flight do not generate its last token.
     pub fn decodes(&self) -> bool {
         !self.preempting && self.scheduled >= self.prefill && self.scheduled + 1 < self.max_len
     }

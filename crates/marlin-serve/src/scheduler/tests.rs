@@ -260,10 +260,12 @@ fn the_time_out_of_the_queue_ends_with_the_admission() {
     };
     let first = scheduler.submit(request.clone(), NOW).unwrap();
     let second = scheduler.submit(request, NOW).unwrap();
+    assert_eq!(scheduler.next_timeout(), Some(ms(10)));
     let step = scheduler.schedule(ms(9)).unwrap();
     let events = scheduler.complete(step, vec![Outcome::Token(7)], ms(10));
     let timeout = EventKind::Failed(FailReason::QueueTimeout(ms(10)));
     assert_eq!(events[1], event(second, timeout));
+    assert_eq!(scheduler.next_timeout(), Some(ms(20)));
     let step = scheduler.schedule(ms(19)).unwrap();
     assert!(scheduler.schedule(ms(20)).is_none());
     let timeout = EventKind::Failed(FailReason::Timeout(ms(20)));

@@ -28,7 +28,8 @@ const VARIABLE: &str = "MARLIN_SERVE_REQUESTS";
 /// The requests of an episode.
 const EPISODE: usize = 1000;
 
-/// 100,000 requests; another number can be set with `MARLIN_SERVE_REQUESTS`.
+/// 100,000 requests, in about 10 s of CPU time; another number can be set with
+/// `MARLIN_SERVE_REQUESTS`.
 #[test]
 fn every_request_ends_once_with_the_tokens_of_its_own_prefix() {
     let requests: usize = std::env::var(VARIABLE).map_or(100_000, |text| {
