@@ -2,13 +2,12 @@
 //! interface.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
 use std::path::PathBuf;
 
 use marlin_testing::{HubFaults, HubFile, HubServer};
 use tempfile::TempDir;
 
-use crate::support::{Folder, Run, args, command, heldout, succeed};
+use crate::support::{Folder, Run, args, command, heldout, run_command, succeed};
 
 const NAME: &str = "some-owner/Tiny-W4A16";
 
@@ -48,17 +47,7 @@ impl Hub {
             .env("HF_ENDPOINT", self.server.endpoint())
             .env("HF_HOME", self.home.path())
             .envs(variables.iter().copied());
-        let mut child = command.spawn().unwrap();
-        // A program that refuses its arguments does not read.
-        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-        let output = child.wait_with_output().unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!stderr.contains("panicked at"), "{stderr}");
-        Run {
-            code: output.status.code(),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr,
-        }
+        run_command(command, input.as_bytes())
     }
 
     #[track_caller]

@@ -39,12 +39,17 @@ pub fn command(args: &[OsString]) -> Command {
 }
 
 pub fn run_with_input(args: &[OsString], input: &[u8]) -> Run {
-    let mut child = command(args).spawn().unwrap();
+    run_command(command(args), input)
+}
+
+/// Runs a command of the program with these bytes as its standard input.
+pub fn run_command(mut command: Command, input: &[u8]) -> Run {
+    let mut child = command.spawn().unwrap();
     // A program that refuses its arguments does not read; its output gives the reason.
     let _ = child.stdin.take().unwrap().write_all(input);
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!stderr.contains("panicked at"), "{args:?}: {stderr}");
+    assert!(!stderr.contains("panicked at"), "{command:?}: {stderr}");
     Run {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),
