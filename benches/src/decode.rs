@@ -38,6 +38,9 @@ pub struct DecodeArgs {
     /// Positions of the KV cache; by default as many as each run needs.
     #[arg(long)]
     max_len: Option<usize>,
+    /// Positions of a page of the KV cache; 0 for a cache without pages.
+    #[arg(long, value_delimiter = ',', default_values_t = [0])]
+    page_size: Vec<usize>,
     /// Record passes without programmatic dependent launch, so that kernels do not overlap, for
     /// comparison.
     #[arg(long)]
@@ -104,6 +107,9 @@ pub struct StepFigure {
     batch: usize,
     prompt_tokens: usize,
     new_tokens: usize,
+    /// The number of positions of a page of the KV cache, if it has pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page_size: Option<usize>,
     /// The time from the prompts to the first token of the last sequence, in milliseconds, with
     /// everything compiled. The other sequences decode in the meantime.
     ttft_ms: f64,
@@ -159,11 +165,12 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
         args.prompt
     );
     println!(
-        "{:16} {:8} {:>5} {:>5}  {:>9} {:>11} {:>9} {:>10} {:>8} {:>6}",
+        "{:16} {:8} {:>5} {:>5} {:>5}  {:>9} {:>11} {:>9} {:>10} {:>8} {:>6}",
         "model",
         "weights",
         "batch",
         "new",
+        "page",
         "TTFT ms",
         "prefill t/s",
         "TPOT ms",
@@ -203,16 +210,18 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
             );
             let bytes = weight_bytes(&built);
             for &batch in &args.batch {
-                for &new_tokens in &args.new_tokens {
-                    let times = time(&built, batch, args.prompt, new_tokens)?;
+                let page_sizes = args.page_size.iter();
+                for (&new_tokens, &page_size) in (args.new_tokens.iter())
+                    .flat_map(|new_tokens| page_sizes.clone().map(move |size| (new_tokens, size)))
+                {
+                    let lengths = [batch, args.prompt, new_tokens];
+                    let times = match page_size {
+                        0 => time(&built, lengths)?,
+                        _ => crate::paged::time(&built, lengths, page_size)?,
+                    };
+                    let rates = rates(&name);
                     rows.push(report(
-                        model,
-                        weights,
-                        batch,
-                        args.prompt,
-                        new_tokens,
-                        bytes,
-                        (times, rates(&name)),
+                        model, weights, lengths, page_size, bytes, times, rates,
                     ));
                     // The record is written after every run, because a run takes minutes.
                     if let Some(path) = &args.record {
@@ -262,9 +271,9 @@ fn weight_bytes(model: &Model) -> usize {
 }
 
 /// The time to the first token of every sequence, and the mean time of each later step, in seconds.
-struct Times {
-    first: f64,
-    step: f64,
+pub struct Times {
+    pub first: f64,
+    pub step: f64,
 }
 
 /// The minimum number of tokens of a prefill chunk, unless a prompt has fewer.
@@ -281,9 +290,7 @@ pub fn prefill_steps(batch: usize, prompt_tokens: usize) -> usize {
 /// Decodes once to compile and record all passes, and a second time to measure.
 fn time(
     model: &Arc<Model>,
-    batch: usize,
-    prompt_tokens: usize,
-    new_tokens: usize,
+    [batch, prompt_tokens, new_tokens]: [usize; 3],
 ) -> Result<Times, BenchError> {
     let mut engine = Engine::new(model.clone(), batch).map_err(failed)?;
     let mut times = Times {
@@ -384,11 +391,11 @@ pub fn step(engine: &mut Engine, batch: usize) -> Result<usize, BenchError> {
 fn report(
     model: Preset,
     weights: Weights,
-    batch: usize,
-    prompt_tokens: usize,
-    new_tokens: usize,
+    [batch, prompt_tokens, new_tokens]: [usize; 3],
+    page_size: usize,
     bytes: usize,
-    (times, rates): (Times, Option<Rates>),
+    times: Times,
+    rates: Option<Rates>,
 ) -> StepFigure {
     let rate = bytes as f64 / times.step;
     let read_fraction = rates.map(|rates| rate / rates.read);
@@ -400,6 +407,7 @@ fn report(
         batch,
         prompt_tokens,
         new_tokens,
+        page_size: (page_size > 0).then_some(page_size),
         ttft_ms: times.first * 1e3,
         prefill_tokens_per_second: (batch * prompt_tokens) as f64 / times.first,
         time_per_output_token_ms: times.step * 1e3,
@@ -408,7 +416,7 @@ fn report(
         read_fraction,
     };
     println!(
-        "{:16} {:8} {batch:>5} {new_tokens:>5}  {:>9.2} {:>11.0} {:>9.3} {:>10.1} {:>8.0} {:>6}",
+        "{:16} {:8} {batch:>5} {new_tokens:>5} {page_size:>5}  {:>9.2} {:>11.0} {:>9.3} {:>10.1} {:>8.0} {:>6}",
         row.model,
         row.weights,
         row.ttft_ms,

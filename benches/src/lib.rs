@@ -7,11 +7,15 @@
 mod convert;
 #[cfg(feature = "cuda")]
 mod decode;
+#[cfg(feature = "cuda")]
+mod folder;
 mod host;
 #[cfg(feature = "cuda")]
 mod kernels;
 #[cfg(feature = "cuda")]
 mod operands;
+#[cfg(feature = "cuda")]
+mod paged;
 #[cfg(feature = "cuda")]
 mod parts;
 #[cfg(feature = "cuda")]
@@ -60,6 +64,9 @@ enum Command {
     /// Time the repacking of the weights of Llama 2 70B from the plain to the tile layout.
     #[cfg(feature = "cuda")]
     Repack,
+    /// Write a folder of random weights in the shape of a known model, for a server. Needs no card.
+    #[cfg(feature = "cuda")]
+    Folder(folder::FolderArgs),
     /// Time the reading of checkpoint layers in every format. Needs no card.
     Convert(ConvertArgs),
     /// Time 4-bit weights and float weights on the host's cores. Needs no card.
@@ -166,6 +173,8 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Prompts(args) => prompts::run(&args),
         #[cfg(feature = "cuda")]
         Command::Quantize(args) => quantize::run(&args),
+        #[cfg(feature = "cuda")]
+        Command::Folder(args) => folder::run(&args),
         #[cfg(feature = "cuda")]
         Command::Repack => repack::run(),
         Command::Convert(args) => convert::run(&args),

@@ -109,7 +109,11 @@ pub fn report(model: &Model, rows: usize, position: usize) -> Result<(), BenchEr
                 decode::attention(
                     qkv.clone(),
                     &state,
-                    LayerCache { keys, values },
+                    LayerCache {
+                        keys,
+                        values,
+                        pages: None,
+                    },
                     &arrival_counters,
                     &parts,
                 )

@@ -4,6 +4,7 @@
 mod bench;
 mod checks;
 mod operands;
+mod pages;
 mod prompts;
 mod refusals;
 
@@ -14,6 +15,7 @@ use burn::tensor::Device;
 use checks::{check, check_outputs, check_repeats};
 use libtest_mimic::Trial;
 use marlin_kernels::ActivationDtype;
+use marlin_nn::CacheShape;
 use marlin_nn::kernels::SequenceStatus;
 use marlin_nn::kernels::attention::{AttentionPass, AttentionShape};
 use operands::{Operands, row_at};
@@ -36,6 +38,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         "prompts_give_the_same_bits_a_hundred_times",
         prompts::repeats,
     );
+    add("pages_agree_with_f64", pages::agree);
+    add("pages_of_prompts_agree_with_f64", pages::prompts);
     add("grows_a_sequence", grows);
     add("skips_rows_outside_of_the_cache", skips);
     add("refuses_wrong_operands", refusals::refusals);
@@ -54,16 +58,24 @@ fn shape(
     AttentionShape {
         rows,
         heads,
-        kv_heads,
-        head_dim,
+        cache: CacheShape::from([rows + 4, kv_heads, max_len, head_dim]),
         rotary_dim: head_dim,
-        slots: rows + 4,
-        max_len,
         max_positions: max_len + 3,
         window: None,
         norm_epsilon: None,
         dtype,
         pass: AttentionPass::Step,
+    }
+}
+
+/// Returns a shape whose cache has this number of slots.
+fn with_slots(slots: usize, shape: AttentionShape) -> AttentionShape {
+    AttentionShape {
+        cache: CacheShape {
+            slots,
+            ..shape.cache
+        },
+        ..shape
     }
 }
 
@@ -177,10 +189,7 @@ fn long(device: &Device, is_card: bool, seed: u64) {
     ];
     let of_host = [(1, [4, 1], 5_000, half)];
     for &(rows, heads, max_len, dtype) in if is_card { &of_card[..] } else { &of_host } {
-        let shape = AttentionShape {
-            slots: rows,
-            ..shape(rows, heads, 128, max_len, dtype)
-        };
+        let shape = with_slots(rows, shape(rows, heads, 128, max_len, dtype));
         let mut positions = vec![Some(100); rows];
         positions[rows / 2] = Some(max_len - 1);
         check(&client, &shape, &positions, seed);
@@ -201,10 +210,8 @@ fn grows(device: &Device, is_card: bool, seed: u64) {
     } else {
         ActivationDtype::F32
     };
-    let shape = AttentionShape {
-        slots: 2,
-        ..shape(2, [4, 2], if is_card { 64 } else { 16 }, steps, dtype)
-    };
+    let head_dim = if is_card { 64 } else { 16 };
+    let shape = with_slots(2, shape(2, [4, 2], head_dim, steps, dtype));
     let mut operands = Operands::random(&shape, &[Some(0)], seed);
     let mut bench = Bench::new(&client, &shape, &operands);
     for position in 0..steps {
@@ -226,8 +233,8 @@ fn skips(device: &Device, _: bool, seed: u64) {
     let client = client(device);
     let shape = shape(4, [2, 1], 16, 24, ActivationDtype::F32);
     let mut operands = Operands::random(&shape, &[Some(5)], seed);
-    operands.rows[0] = row_at(Some(shape.max_len), 0);
-    operands.rows[1] = row_at(Some(3), shape.slots);
+    operands.rows[0] = row_at(Some(shape.cache.max_len), 0);
+    operands.rows[1] = row_at(Some(3), shape.cache.slots);
     operands.rows[2].status = SequenceStatus::Failed;
     operands.rows[3].status = SequenceStatus::WindowFull;
     let bench = Bench::new(&client, &shape, &operands);

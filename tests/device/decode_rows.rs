@@ -11,10 +11,10 @@ use libtest_mimic::Trial;
 use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
 use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, Target, plan};
 use marlin_nn::kernels::{
-    CacheShape, EmbedArgs, RmsNormArgs, RowsShape, SequenceState, SequenceStatus, SiluMulArgs,
-    embed, rms_norm, silu_mul, write_cache,
+    EmbedArgs, RmsNormArgs, RowsShape, SequenceState, SequenceStatus, SiluMulArgs, embed, rms_norm,
+    silu_mul, write_cache,
 };
-use marlin_nn::log_likelihoods;
+use marlin_nn::{CacheShape, Pages, log_likelihoods};
 use marlin_testing::{relative_error, relative_error_of_terms};
 use marlin_tests::tolerance;
 use rand::rngs::StdRng;
@@ -384,20 +384,24 @@ fn embeddings(device: &Device, seed: u64) {
 fn caches(device: &Device, seed: u64) {
     let client = client(device);
     let mut rng = StdRng::seed_from_u64(seed);
-    let cache_shape = CacheShape {
-        slots: 3,
-        kv_heads: 2,
-        max_len: 9,
-        head_dim: 40,
+    let contiguous = CacheShape::from([3, 2, 40, 40]);
+    let paged = CacheShape {
+        pages: Some(Pages {
+            count: 11,
+            size: 16,
+        }),
+        ..contiguous
     };
-    let CacheShape {
-        slots,
-        kv_heads,
-        max_len,
-        head_dim,
-    } = cache_shape;
-    for dtype in DTYPES.into_iter().filter(|&dtype| computes(device, dtype)) {
-        for (slot, start, seq) in [(0, 0, 9), (2, 8, 1), (1, 3, 4)] {
+    let table: [u32; 9] = [4, 9, 0, 7, 2, 10, 5, 1, 3];
+    let page_table = |pages: &[u32]| words(&client, pages.iter().copied());
+    for (cache_shape, dtype) in [contiguous, paged]
+        .into_iter()
+        .flat_map(|shape| DTYPES.map(|dtype| (shape, dtype)))
+        .filter(|&(_, dtype)| computes(device, dtype))
+    {
+        let (kv_heads, head_dim) = (cache_shape.kv_heads, cache_shape.head_dim);
+        let pages = cache_shape.pages.map(|_| table.as_slice());
+        for (slot, start, seq) in [(0, 0, 40), (2, 39, 1), (1, 3, 17)] {
             let shape = RowsShape {
                 rows: kv_heads * seq,
                 features: head_dim,
@@ -413,33 +417,39 @@ fn caches(device: &Device, seed: u64) {
                 [slot, start],
                 buffer(&client, &new_bytes, new.len()),
                 cache_arg,
+                pages.map(page_table),
             )
             .unwrap_or_else(|error| panic!("{shape}: {error}"));
             for (head, new) in new.chunks(seq * head_dim).enumerate() {
-                let first = ((slot * kv_heads + head) * max_len + start) * head_dim;
-                expected[first..first + new.len()].copy_from_slice(new);
+                for (position, new) in (start..).zip(new.chunks(head_dim)) {
+                    let [_, _, size, _] = cache_shape.dims();
+                    let page =
+                        pages.map_or(slot, |pages| pages[slot * 3 + position / size] as usize);
+                    let first = ((page * kv_heads + head) * size + position % size) * head_dim;
+                    expected[first..first + head_dim].copy_from_slice(new);
+                }
             }
             assert!(
                 read(&client, cache, dtype) == expected,
-                "{shape}, slot {slot}, from {start}, seed {seed}"
+                "{shape}, {:?}, slot {slot}, from {start}, seed {seed}",
+                cache_shape.pages
             );
         }
     }
     let shape = RowsShape {
         rows: 2,
-        features: head_dim,
+        features: contiguous.head_dim,
         dtype: ActivationDtype::F32,
     };
-    for (slot, start) in [(slots, 0), (0, max_len)] {
-        let zeros = |elements: usize| buffer(&client, &vec![0; 4 * elements], elements);
-        let refused = write_cache(
-            &client,
-            &shape,
-            &cache_shape,
-            [slot, start],
-            zeros(2 * head_dim),
-            zeros(cache_shape.elements()),
-        );
+    let zeros = |elements: usize| buffer(&client, &vec![0; 4 * elements], elements);
+    let refuse = |cache: &CacheShape, slot, start, pages| {
+        let (new, all) = (zeros(2 * cache.head_dim), zeros(cache.elements()));
+        let refused = write_cache(&client, &shape, cache, [slot, start], new, all, pages);
         assert!(refused.is_err(), "slot {slot}, position {start}");
-    }
+    };
+    refuse(&contiguous, 3, 0, None);
+    refuse(&contiguous, 0, 40, None);
+    refuse(&paged, 0, 0, None);
+    refuse(&paged, 0, 0, Some(zeros(8)));
+    refuse(&contiguous, 0, 0, Some(zeros(9)));
 }

@@ -13,6 +13,7 @@ use marlin_nn::kernels::attention::{
     self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget,
 };
 use marlin_nn::kernels::{flash, rms_norm_source, silu_mul_source};
+use marlin_nn::{CacheShape, Pages};
 use source_digest::Routine;
 use std::error::Error;
 
@@ -41,10 +42,14 @@ pub enum Subject {
         has_norm: bool,
         dtype: ActivationDtype,
         pass: AttentionPass,
+        /// The number of positions of a page, if the cache has pages.
+        page_size: Option<usize>,
     },
     /// Attention of prompts on tensor cores.
     Flash {
         head_dim: usize,
+        /// The number of positions of a page, if the cache has pages.
+        page_size: Option<usize>,
         dtype: ActivationDtype,
     },
 }
@@ -79,13 +84,17 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
             has_norm,
             dtype,
             pass,
+            page_size,
         } => {
-            let config =
-                AttentionPlan::new(&shape([group, head_dim], has_norm, dtype, pass), &TARGET)?
-                    .config;
+            let shape = shape([group, head_dim], page_size, has_norm, dtype, pass);
+            let config = AttentionPlan::new(&shape, &TARGET)?.config;
             attention::source(&config, has_norm, dtype, capability)?
         }
-        Subject::Flash { head_dim, dtype } => flash::source(head_dim, dtype, capability)?,
+        Subject::Flash {
+            head_dim,
+            page_size,
+            dtype,
+        } => flash::source(head_dim, page_size, dtype, capability)?,
     })
 }
 
@@ -96,19 +105,22 @@ pub fn broken(subject: &Subject, capability: u32, compiled: &Compiled) -> Vec<St
         code,
         shared_bytes,
     } = compiled;
-    let mut state_words = 0;
+    let mut words = 0;
     let is_there = |load: &str| match subject {
         // The first loads of the weight, which bypass the first-level cache.
         Subject::Gemv(_) => load.contains("NA"),
         // A decode step may load the first cached keys and values, which are the only wide loads
-        // from buffers that the kernel also writes. It may also load the row's position and slot.
+        // from buffers that the kernel also writes. It may also load the row's position and slot,
+        // and the pages of a lane's first positions, of which there are at most four.
         Subject::Attention {
             pass: AttentionPass::Step,
+            page_size,
             ..
         } => {
             let is_constant = load.contains("CONSTANT");
-            state_words += usize::from(is_constant);
-            load == "LDG.E.128" || is_constant && state_words <= 2
+            words += usize::from(is_constant);
+            let most = 2 + page_size.map_or(0, |_| 4);
+            load == "LDG.E.128" || is_constant && words <= most
         }
         _ => false,
     };
@@ -133,6 +145,7 @@ const TARGET: AttentionTarget = AttentionTarget {
 /// Returns the shape of one row with one group of query heads.
 fn shape(
     [heads, head_dim]: [usize; 2],
+    page_size: Option<usize>,
     has_norm: bool,
     dtype: ActivationDtype,
     pass: AttentionPass,
@@ -140,11 +153,11 @@ fn shape(
     AttentionShape {
         rows: 1,
         heads,
-        kv_heads: 1,
-        head_dim,
+        cache: CacheShape {
+            pages: page_size.map(|size| Pages { count: 64, size }),
+            ..CacheShape::from([1, 1, 4096, head_dim])
+        },
         rotary_dim: head_dim,
-        slots: 1,
-        max_len: 4096,
         max_positions: 4096,
         window: None,
         norm_epsilon: has_norm.then_some(1e-6),
@@ -276,26 +289,38 @@ fn gemv_name(config: &gemv::GemvConfig) -> String {
 }
 
 /// Returns the attention kernels for groups of one to eight heads, every kind of head_dim, with and
-/// without norms, in every dtype. Those of prompt rows follow.
+/// without norms and pages, in every dtype. Those of prompt rows follow.
 fn attention() -> Vec<(String, Subject)> {
     let steps = [
-        (128, 1, false, F16),
-        (128, 4, false, F16),
-        (128, 7, false, BF16),
-        (128, 8, false, F16),
-        (128, 4, true, BF16),
-        (64, 8, false, BF16),
-        (80, 1, false, F16),
-        (96, 1, false, F16),
-        (256, 4, true, F16),
-        (128, 4, false, F32),
+        (128, 1, false, F16, None),
+        (128, 4, false, F16, None),
+        (128, 7, false, BF16, None),
+        (128, 8, false, F16, None),
+        (128, 4, true, BF16, None),
+        (64, 8, false, BF16, None),
+        (80, 1, false, F16, None),
+        (96, 1, false, F16, None),
+        (256, 4, true, F16, None),
+        (128, 4, false, F32, None),
+        (128, 1, false, F16, Some(64)),
+        (128, 4, false, F16, Some(64)),
+        (128, 8, false, F16, Some(64)),
+        (64, 8, false, BF16, Some(16)),
+        (256, 4, true, F16, Some(128)),
+        (128, 4, false, F32, Some(64)),
     ];
-    let prompts = [(128, 1, false, F32), (40, 4, false, BF16)];
+    let prompts = [
+        (128, 1, false, F32, None),
+        (40, 4, false, BF16, None),
+        (40, 4, false, BF16, Some(64)),
+    ];
     let named = |pass| {
-        move |(head_dim, group, has_norm, dtype)| {
+        move |(head_dim, group, has_norm, dtype, page_size)| {
             let norms = if has_norm { " with norms" } else { "" };
-            let name = format!("{pass:?} attention of {group} x {head_dim} in {dtype}{norms}")
-                .to_lowercase();
+            let pages = of_pages(page_size);
+            let name =
+                format!("{pass:?} attention of {group} x {head_dim} in {dtype}{norms}{pages}")
+                    .to_lowercase();
             (
                 name,
                 Subject::Attention {
@@ -304,6 +329,7 @@ fn attention() -> Vec<(String, Subject)> {
                     has_norm,
                     dtype,
                     pass,
+                    page_size,
                 },
             )
         }
@@ -317,20 +343,35 @@ fn attention() -> Vec<(String, Subject)> {
 
 /// Returns the attention kernels of prompts on tensor cores.
 fn flash() -> Vec<(String, Subject)> {
-    let named = |(head_dim, dtype)| {
+    let named = |(head_dim, dtype, page_size)| {
         (
-            format!("flash attention of {head_dim} in {dtype}"),
-            Subject::Flash { head_dim, dtype },
+            format!(
+                "flash attention of {head_dim} in {dtype}{}",
+                of_pages(page_size)
+            ),
+            Subject::Flash {
+                head_dim,
+                page_size,
+                dtype,
+            },
         )
     };
     [
-        (64, F16),
-        (80, BF16),
-        (96, F16),
-        (128, F16),
-        (128, BF16),
-        (256, F16),
+        (64, F16, None),
+        (80, BF16, None),
+        (96, F16, None),
+        (128, F16, None),
+        (128, BF16, None),
+        (256, F16, None),
+        (64, F16, Some(16)),
+        (128, F16, Some(64)),
+        (128, BF16, Some(128)),
+        (256, F16, Some(64)),
     ]
     .map(named)
     .into()
+}
+
+fn of_pages(page_size: Option<usize>) -> String {
+    page_size.map_or(String::new(), |size| format!(" over pages of {size}"))
 }

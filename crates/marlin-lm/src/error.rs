@@ -318,13 +318,13 @@ pub enum ModelError {
     },
     /// A cache that does not fit the device.
     #[error(
-        "the cache of {slots} sequences of {positions} positions takes {needed} bytes, the device has {free} free; decode fewer sequences, or open \
+        "the cache of {parts} times {positions} positions takes {needed} bytes, the device has {free} free; decode fewer sequences or with fewer pages, or open \
          the model with a smaller `max_len`"
     )]
     CacheTooLarge {
-        /// The number of sequences.
-        slots: usize,
-        /// The number of positions of each sequence.
+        /// The number of sequences, or of pages if the cache has pages.
+        parts: usize,
+        /// The number of positions of each sequence or page.
         positions: usize,
         /// The size of the cache, in bytes.
         needed: usize,

@@ -51,13 +51,17 @@ pub use config::{
     GenerationConfig, Llama3RopeScaling, LongRopeScaling, ModelConfig, ModelConfigError,
     ModelSizes, RopeScaling, SlidingWindow, YarnRopeScaling,
 };
-pub use engine::{Engine, MAX_SEQUENCES, RequestParams, StepOutput, StopReason};
+pub use engine::{
+    AllowedTokens, BatchEngine, BatchOutput, BatchStep, DecodeToken, Engine, MAX_SEQUENCES,
+    PromptPart, RequestParams, StepOutput, StopReason,
+};
 pub use error::ModelError;
 pub use evaluate::{Against, Evaluation, Evaluations, Mean, evaluate};
 pub use folder::{LanguageModel, OpenOptions, OpenProgress, check_folder};
 pub use generate::{GenerateOptions, Generation};
 #[cfg(feature = "hub")]
 pub use marlin_hub as hub;
+pub use marlin_nn::Pages;
 pub use marlin_nn::ahead::CompiledAhead;
 pub use marlin_quant::{LayerLoss, RowOrder};
 #[cfg(feature = "sandbox")]

@@ -160,6 +160,12 @@ impl Suppressed {
         Some(tokens)
     }
 
+    /// Forgets which suppressed tokens are on the device: the next [`change`](Self::change) returns
+    /// them.
+    pub(crate) fn forget(&mut self) {
+        self.written = None;
+    }
+
     /// Drops the first tokens of `last` that no run needs.
     fn shorten(&mut self) {
         let needed = self

@@ -90,6 +90,7 @@ pub fn compile(device: &Device, passes: &[PassShape]) -> CompiledAhead {
 #[cfg(feature = "cuda")]
 mod servers {
     use super::{CompiledAhead, LinearShape, LinearWeight, PassShape};
+    use crate::cache::CacheShape;
     use crate::kernels::attention::{AttentionPass, AttentionShape};
     use crate::kernels::flash::TILE_WORDS;
     use crate::kernels::sample::BITMAPS;
@@ -176,13 +177,13 @@ mod servers {
             operations.push(Box::new(move |tensors| {
                 let (rows, bitmaps) = (
                     tensors.rows(last_rows),
-                    tensors.words([BITMAPS * first.slots, vocab.div_ceil(32)]),
+                    tensors.words([BITMAPS * first.cache.slots, vocab.div_ceil(32)]),
                 );
                 CubeBackend::decode_sample(
                     tensors.floats([last_rows, vocab], dtype),
                     rows,
                     bitmaps,
-                    first.max_len,
+                    first.cache.max_len,
                 );
             }));
             operations.push(Box::new(move |tensors| {
@@ -214,16 +215,17 @@ mod servers {
     fn attend(tensors: &Tensors, shape: AttentionShape) {
         let AttentionShape {
             rows,
-            slots,
-            kv_heads,
-            max_len,
-            head_dim,
+            cache: cache_shape,
             max_positions,
             rotary_dim,
             dtype,
             ..
         } = shape;
-        let cache = || tensors.floats([slots, kv_heads, max_len, head_dim], dtype);
+        let CacheShape {
+            slots, head_dim, ..
+        } = cache_shape;
+        let cache = || tensors.floats(cache_shape.dims(), dtype);
+        let pages = cache_shape.table_dims().map(|dims| tensors.words(dims));
         let table = || tensors.floats([max_positions, rotary_dim / 2], ActivationDtype::F32);
         let norm = || {
             OptionalFloat::from(
@@ -243,6 +245,7 @@ mod servers {
             tensors.rows(rows),
             keys,
             values,
+            pages.into(),
             cos,
             sin,
             norm(),

@@ -1,3 +1,4 @@
+use crate::cache::CacheShape;
 use crate::kernels::attention::{AttentionPass, AttentionShape};
 use burn::tensor::Tensor;
 use marlin_kernels::ActivationDtype;
@@ -18,30 +19,25 @@ pub struct AttentionParts {
 }
 
 impl AttentionParts {
-    /// Returns the shape of the attention of `rows` rows in `dtype`, over a KV cache [slots,
-    /// kv_heads, max_len, head_dim].
+    /// Returns the shape of the attention of `rows` rows in `dtype` over a KV cache.
     pub fn shape(
         &self,
         pass: AttentionPass,
         rows: usize,
-        cache: [usize; 4],
+        cache: CacheShape,
         dtype: ActivationDtype,
     ) -> AttentionShape {
-        let [slots, kv_heads, max_len, head_dim] = cache;
         let [max_positions, pairs] = self.rope[0].dims();
         AttentionShape {
             rows,
+            pass,
             heads: self.heads,
-            kv_heads,
-            head_dim,
             rotary_dim: 2 * pairs,
-            slots,
-            max_len,
+            cache,
             max_positions,
             window: self.window,
             norm_epsilon: self.norms.as_ref().map(|(_, epsilon)| *epsilon as f32),
             dtype,
-            pass,
         }
     }
 }

@@ -8,7 +8,7 @@
 //! | others, and every device with autodiff | Burn's operations, which read the rows to the host |
 
 use crate::attention_parts::AttentionParts;
-use crate::cache::LayerCache;
+use crate::cache::{CacheShape, LayerCache};
 use crate::device::{is_flex, takes};
 use crate::kernels::SequenceState;
 use crate::kernels::attention::AttentionPass;
@@ -245,7 +245,10 @@ fn attend(
     parts: &AttentionParts,
 ) -> Tensor<2> {
     let [count, columns] = qkv.dims();
-    let [_, kv_heads, _, head_dim] = cache.keys.dims();
+    let cache_shape = cache.shape();
+    let CacheShape {
+        kv_heads, head_dim, ..
+    } = cache_shape;
     let heads = parts.heads;
     assert!(
         columns == (heads + 2 * kv_heads) * head_dim
@@ -255,7 +258,7 @@ fn attend(
     );
     let [cos, sin] = &parts.rope;
     let dtype = activation_dtype(qkv.dtype()).unwrap_or(ActivationDtype::F32);
-    let shape = parts.shape(pass, count, cache.keys.dims(), dtype);
+    let shape = parts.shape(pass, count, cache_shape, dtype);
     if !takes(&qkv) || shape.check().is_err() {
         return portable::attention(qkv, rows, cache, parts);
     }
@@ -271,6 +274,10 @@ fn attend(
         rows.clone().into_dispatch(),
         taken(cache.keys).into_dispatch(),
         taken(cache.values).into_dispatch(),
+        cache
+            .pages
+            .map(|pages| pages.entries.clone().into_dispatch())
+            .into(),
         cos.clone().into_dispatch(),
         sin.clone().into_dispatch(),
         norm(0),

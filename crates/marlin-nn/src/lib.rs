@@ -42,7 +42,7 @@ mod portable;
 mod rows;
 
 pub use attention_parts::AttentionParts;
-pub use cache::{CacheShape, LayerCache, cache, write_cache};
+pub use cache::{CacheShape, LayerCache, PageTable, Pages, cache, read_cache, write_cache};
 pub use device::{MAX_PASS_ROWS, has_flash_attention, has_kernels, takes_prompts};
 pub use error::DecodeError;
 pub use functions::{

@@ -2,7 +2,7 @@
 //! that depend on the values of the rows copy the rows to the host.
 
 use crate::attention_parts::AttentionParts;
-use crate::cache::{LayerCache, write_cache};
+use crate::cache::{CacheShape, LayerCache, read_cache, write_cache};
 use crate::kernels::sample::{BITMAPS, sample_host};
 use crate::kernels::{SequenceState, SequenceStatus};
 use crate::rows::{read_rows, write_rows, write_words};
@@ -50,9 +50,19 @@ pub(crate) fn attention(
     cache: LayerCache<'_>,
     parts: &AttentionParts,
 ) -> Tensor<2> {
-    let [slots, kv_heads, max_len, head_dim] = cache.keys.dims();
+    let CacheShape {
+        slots,
+        kv_heads,
+        max_len,
+        head_dim,
+        ..
+    } = cache.shape();
     let heads = parts.heads;
-    let LayerCache { keys, values } = cache;
+    let LayerCache {
+        keys,
+        values,
+        pages,
+    } = cache;
     let dtype = FloatDType::from(qkv.dtype());
     let outputs = host_rows(rows).into_iter().enumerate().map(|(index, row)| {
         let (slot, position) = match row.status {
@@ -82,24 +92,20 @@ pub(crate) fn attention(
         };
         write_cache(
             keys,
+            pages,
             normalise_and_rotate(new_keys, 1).cast(dtype),
             slot,
             position,
         );
-        write_cache(values, new_values, slot, position);
+        write_cache(values, pages, new_values, slot, position);
 
         let first = parts
             .window
             .map_or(0, |window| (position + 1).saturating_sub(window));
         // [kv_heads, positions, head_dim]
         let of_slot = |cache: &Tensor<4>| {
-            let part = cache.clone().slice([
-                slot..slot + 1,
-                0..kv_heads,
-                first..position + 1,
-                0..head_dim,
-            ]);
-            part.reshape([kv_heads, position + 1 - first, head_dim])
+            read_cache(cache, pages, slot..slot + 1, first..position + 1)
+                .reshape([kv_heads, position + 1 - first, head_dim])
                 .cast(FloatDType::F32)
         };
         let queries =

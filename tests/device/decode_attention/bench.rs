@@ -16,7 +16,7 @@ use marlin_nn::kernels::{RopeCacheArgs, SequenceState, rope_cache};
 pub(super) struct Bench {
     pub(super) client: Client,
     pub(super) shape: AttentionShape,
-    pub(super) buffers: [(Handle, usize); 13],
+    pub(super) buffers: [(Handle, usize); 14],
     pub(super) prompts: PromptKernel,
 }
 
@@ -39,16 +39,21 @@ pub(super) const OUT: usize = 8;
 pub(super) const ARRIVAL_COUNTERS: usize = 10;
 pub(super) const QUERIES: usize = 11;
 const TILES: usize = 12;
+pub(super) const PAGES: usize = 13;
 
 impl Bench {
     pub(super) fn new(client: &Client, shape: &AttentionShape, operands: &Operands) -> Self {
         let plan = AttentionPlan::new(shape, &AttentionTarget::of(client))
             .unwrap_or_else(|error| panic!("{error}"));
-        let (dtype, outputs) = (shape.dtype, shape.rows * shape.heads * shape.head_dim);
+        let (dtype, outputs) = (shape.dtype, shape.rows * shape.heads * shape.cache.head_dim);
         let make = |bytes: Vec<u8>, length: usize| (client.create_from_slice(&bytes), length);
         let floats = |values: &[f32]| make(bytes(values, dtype), values.len());
         let table =
             |values: &[f32]| make(bytes(&padded(values), ActivationDtype::F32), values.len());
+        let page_table = |pages: &[i32]| {
+            let bytes = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
+            make(bytes, pages.len())
+        };
         let buffers = [
             floats(&operands.qkv),
             make(
@@ -75,6 +80,7 @@ impl Bench {
                 tile_bytes(&operands.rows),
                 most_tiles(shape.rows, shape.rows) * TILE_WORDS,
             ),
+            page_table(&operands.used_pages(shape).unwrap_or(vec![0])),
         ];
         Self {
             client: client.clone(),
@@ -94,6 +100,10 @@ impl Bench {
         self.shape.norm_epsilon.map(|_| self.arg(buffer))
     }
 
+    fn pages(&self) -> Option<BufferArg> {
+        self.shape.cache.pages.map(|_| self.arg(PAGES))
+    }
+
     /// Returns the operands of [`attention`], where `qkv` is the index of its input buffer: the
     /// output of the qkv projection, or the queries.
     pub(super) fn args(&self, qkv: usize) -> AttentionArgs {
@@ -102,6 +112,7 @@ impl Bench {
             state: self.arg(STATE),
             keys: self.arg(KEYS),
             values: self.arg(VALUES),
+            pages: self.pages(),
             cos: self.arg(4),
             sin: self.arg(5),
             q_norm: self.norm(6),
@@ -135,6 +146,7 @@ impl Bench {
             queries: self.arg(QUERIES),
             keys: self.arg(KEYS),
             values: self.arg(VALUES),
+            pages: self.pages(),
         };
         rope_cache(&self.client, &self.shape, args)?;
         if self.prompts == PromptKernel::Rows {
@@ -150,6 +162,7 @@ impl Bench {
             tiles: self.arg(TILES),
             keys: self.arg(KEYS),
             values: self.arg(VALUES),
+            pages: self.pages(),
             out: self.arg(OUT),
         }
     }

@@ -1,7 +1,7 @@
 //! Checks of the outputs of launches, of the cache that launches write, and of repeated launches.
 
 use super::bench::{ARRIVAL_COUNTERS, Bench, KEYS, OUT, VALUES};
-use super::operands::{Operands, cache_index, reference};
+use super::operands::{Operands, reference};
 use crate::kernels::{bytes, values};
 use cubecl::client::Client;
 use marlin_kernels::ActivationDtype;
@@ -44,7 +44,10 @@ pub(super) fn check_launch(bench: Bench, mut operands: Operands, seed: u64) {
 pub(super) fn check_outputs(bench: &Bench, operands: &mut Operands, name: &str) {
     let shape = &bench.shape;
     let out = bench.floats(OUT);
-    for (row, out) in out.chunks_exact(shape.heads * shape.head_dim).enumerate() {
+    for (row, out) in out
+        .chunks_exact(shape.heads * shape.cache.head_dim)
+        .enumerate()
+    {
         let SequenceStatus::At(position) = operands.rows[row].status else {
             assert!(
                 out.iter().all(|value| value.is_nan()),
@@ -77,9 +80,10 @@ fn check_cache(bench: &Bench, operands: &Operands, before: [Vec<u8>; 2], name: &
             let SequenceStatus::At(position) = state.status else {
                 continue;
             };
-            for head in 0..shape.kv_heads {
-                let start = cache_index(shape, state.slot as usize, head, position as usize) * each;
-                let place = start..start + shape.head_dim * each;
+            for head in 0..shape.cache.kv_heads {
+                let slot = state.slot as usize;
+                let start = operands.cache_index(shape, slot, head, position as usize) * each;
+                let place = start..start + shape.cache.head_dim * each;
                 let written = values(&found[place.clone()], shape.dtype);
                 let exact = match part {
                     0 => operands.rotated(shape, row, 1, head, position as usize),

@@ -14,6 +14,8 @@ pub(super) struct Operands {
     pub(super) qkv: Vec<f32>,
     pub(super) keys: Vec<f32>,
     pub(super) values: Vec<f32>,
+    /// The page table, if the cache has pages. Every page belongs to one slot at most.
+    pub(super) pages: Option<Vec<i32>>,
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
     /// The weights of the norms of q and k.
@@ -25,13 +27,14 @@ impl Operands {
     /// and several idle rows may have the same slot. The cache is NaN from each row's position on.
     pub(super) fn random(shape: &AttentionShape, positions: &[Option<usize>], seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
-        let mut slots: Vec<usize> = (0..shape.slots).collect();
+        let mut slots: Vec<usize> = (0..shape.cache.slots).collect();
         for i in (1..slots.len()).rev() {
             slots.swap(i, rng.random_range(0..=i));
         }
         let rows = (0..shape.rows)
             .map(|row| row_at(positions[row % positions.len()], slots[row % slots.len()]))
             .collect::<Vec<_>>();
+        let pages = page_table(shape, &rows, &mut rng);
         let mut random = |count: usize, size: f32| {
             rounded(
                 (0..count).map(|_| rng.random_range(-size..size)).collect(),
@@ -42,20 +45,26 @@ impl Operands {
             qkv: random(shape.rows * shape.qkv_columns(), 2.5),
             keys: vec![f32::NAN; shape.cache_elements()],
             values: vec![f32::NAN; shape.cache_elements()],
+            pages,
             cos: Vec::new(),
             sin: Vec::new(),
-            norms: [random(shape.head_dim, 2.0), random(shape.head_dim, 2.0)],
+            norms: [
+                random(shape.cache.head_dim, 2.0),
+                random(shape.cache.head_dim, 2.0),
+            ],
             rows,
         };
         for row in &operands.rows {
             let SequenceStatus::At(position) = row.status else {
                 continue;
             };
-            for head in 0..shape.kv_heads {
-                let base = cache_index(shape, row.slot as usize, head, 0);
-                let cached = base..base + (position as usize).min(shape.max_len) * shape.head_dim;
-                operands.keys[cached.clone()].copy_from_slice(&random(cached.len(), 2.5));
-                operands.values[cached.clone()].copy_from_slice(&random(cached.len(), 1.0));
+            let cached = 0..(position as usize).min(shape.cache.max_len);
+            for head in 0..shape.cache.kv_heads {
+                let of_head = [row.slot as usize, head];
+                for run in (shape.cache).runs(operands.pages.as_deref(), of_head, cached.clone()) {
+                    operands.keys[run.clone()].copy_from_slice(&random(run.len(), 2.5));
+                    operands.values[run.clone()].copy_from_slice(&random(run.len(), 1.0));
+                }
             }
         }
         for position in 0..shape.max_positions {
@@ -77,9 +86,9 @@ impl Operands {
         part: usize,
         head: usize,
     ) -> &[f32] {
-        let first = [0, shape.heads, shape.heads + shape.kv_heads][part] + head;
-        let start = row * shape.qkv_columns() + first * shape.head_dim;
-        &self.qkv[start..start + shape.head_dim]
+        let first = [0, shape.heads, shape.heads + shape.cache.kv_heads][part] + head;
+        let start = row * shape.qkv_columns() + first * shape.cache.head_dim;
+        &self.qkv[start..start + shape.cache.head_dim]
     }
 
     /// Returns a head of q (0) or k (1), normalised and rotated.
@@ -117,18 +126,49 @@ impl Operands {
         x
     }
 
+    /// Returns the page table with pages outside the cache past each sequence's last position, which
+    /// kernels must not read.
+    pub(super) fn used_pages(&self, shape: &AttentionShape) -> Option<Vec<i32>> {
+        let (size, [_, columns]) = (shape.cache.pages?.size, shape.cache.table_dims()?);
+        let mut used = vec![-1; self.pages.as_ref()?.len()];
+        for row in &self.rows {
+            if let SequenceStatus::At(position) = row.status {
+                let first = row.slot as usize * columns;
+                let of_row = first..first + position as usize / size + 1;
+                used[of_row.clone()].copy_from_slice(&self.pages.as_ref()?[of_row]);
+            }
+        }
+        Some(used)
+    }
+
+    /// Returns the index of a position's first element in the cache.
+    pub(super) fn cache_index(
+        &self,
+        shape: &AttentionShape,
+        slot: usize,
+        head: usize,
+        position: usize,
+    ) -> usize {
+        let [_, kv_heads, size, head_dim] = shape.cache.dims();
+        let page = self.pages.as_ref().map_or(slot, |table| {
+            table[slot * shape.cache.max_len.div_ceil(size) + position / size] as usize
+        });
+        ((page * kv_heads + head) * size + position % size) * head_dim
+    }
+
     /// Writes a row's rounded keys and its values to the cache.
     pub(super) fn append(&mut self, shape: &AttentionShape, row: usize, position: usize) {
-        for head in 0..shape.kv_heads {
-            let start = cache_index(shape, self.rows[row].slot as usize, head, position);
+        for head in 0..shape.cache.kv_heads {
+            let start = self.cache_index(shape, self.rows[row].slot as usize, head, position);
             let key = self
                 .rotated(shape, row, 1, head, position)
                 .into_iter()
                 .map(|x| x as f32)
                 .collect();
             let value = self.head(shape, row, 2, head).to_vec();
-            self.keys[start..start + shape.head_dim].copy_from_slice(&rounded(key, shape.dtype));
-            self.values[start..start + shape.head_dim].copy_from_slice(&value);
+            self.keys[start..start + shape.cache.head_dim]
+                .copy_from_slice(&rounded(key, shape.dtype));
+            self.values[start..start + shape.cache.head_dim].copy_from_slice(&value);
         }
     }
 }
@@ -152,13 +192,26 @@ fn rounded(values: Vec<f32>, dtype: ActivationDtype) -> Vec<f32> {
         .collect()
 }
 
-pub(super) fn cache_index(
+/// Draws a page table for a shape with pages: all pages of the slots that have a row at a position,
+/// in a random order. Other slots have pages outside the cache.
+fn page_table(
     shape: &AttentionShape,
-    slot: usize,
-    head: usize,
-    position: usize,
-) -> usize {
-    ((slot * shape.kv_heads + head) * shape.max_len + position) * shape.head_dim
+    rows: &[SequenceState],
+    rng: &mut StdRng,
+) -> Option<Vec<i32>> {
+    let (pages, [slots, columns]) = (shape.cache.pages?, shape.cache.table_dims()?);
+    let mut free: Vec<i32> = (0..pages.count as i32).collect();
+    for i in (1..free.len()).rev() {
+        free.swap(i, rng.random_range(0..=i));
+    }
+    let mut table = vec![-1; slots * columns];
+    for row in rows {
+        if matches!(row.status, SequenceStatus::At(_)) && (row.slot as usize) < slots {
+            table[row.slot as usize * columns..][..columns]
+                .fill_with(|| free.pop().expect("the test has a page for every position"));
+        }
+    }
+    Some(table)
 }
 
 /// Computes the output of a row and the magnitude of its terms in f64 from the definition, over the
@@ -173,7 +226,7 @@ pub(super) fn reference(
     let slot = operands.rows[row].slot as usize;
     let first = (position + 1).saturating_sub(shape.window.unwrap_or(usize::MAX));
     for head in 0..shape.heads {
-        let kv_head = head / (shape.heads / shape.kv_heads);
+        let kv_head = head / (shape.heads / shape.cache.kv_heads);
         let mut query = operands.rotated(shape, row, 0, head, position);
         if shape.pass == AttentionPass::Prompt {
             // The first kernel of a prompt pass rounds the queries, which the second kernel reads.
@@ -189,15 +242,15 @@ pub(super) fn reference(
             .collect();
         let key = rounded(key, shape.dtype);
         let at = |cache: &'_ [f32], position: usize| {
-            let start = cache_index(shape, slot, kv_head, position);
-            cache[start..start + shape.head_dim].to_vec()
+            let start = operands.cache_index(shape, slot, kv_head, position);
+            cache[start..start + shape.cache.head_dim].to_vec()
         };
         let dot = |key: &[f32]| {
             key.iter()
                 .zip(&query)
                 .map(|(&k, q)| f64::from(k) * q)
                 .sum::<f64>()
-                / (shape.head_dim as f64).sqrt()
+                / (shape.cache.head_dim as f64).sqrt()
         };
         let mut scores: Vec<f64> = (first..position)
             .map(|position| dot(&at(&operands.keys, position)))
@@ -206,7 +259,10 @@ pub(super) fn reference(
         let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let parts: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
         let total: f64 = parts.iter().sum();
-        let (mut sum, mut squares) = (vec![0.0; shape.head_dim], vec![0.0; shape.head_dim]);
+        let (mut sum, mut squares) = (
+            vec![0.0; shape.cache.head_dim],
+            vec![0.0; shape.cache.head_dim],
+        );
         for (i, part) in parts.iter().enumerate() {
             let own = || operands.head(shape, row, 2, kv_head).to_vec();
             let value = if first + i == position {

@@ -4,7 +4,7 @@
 use super::bench::{Bench, PromptKernel};
 use super::checks::{check_launch, check_repeats};
 use super::operands::{Operands, row_at};
-use super::shape;
+use super::{shape, with_slots};
 use crate::kernels::client;
 use crate::setup::computes;
 use burn::tensor::Device;
@@ -77,9 +77,11 @@ pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
         let unrotated = AttentionShape {
             rotary_dim: 0,
             norm_epsilon: Some(1e-5),
-            heads: 2 * group,
-            kv_heads: 2,
-            ..plain
+            ..shape(rows, [2 * group, 2], head_dim, max_len, dtype)
+        };
+        let unrotated = AttentionShape {
+            pass: AttentionPass::Prompt,
+            ..unrotated
         };
         check_prompts(
             &client,
@@ -90,7 +92,12 @@ pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
     }
 }
 
-fn check_prompts(client: &Client, shape: &AttentionShape, sequences: &[(usize, usize)], seed: u64) {
+pub(super) fn check_prompts(
+    client: &Client,
+    shape: &AttentionShape,
+    sequences: &[(usize, usize)],
+    seed: u64,
+) {
     // `Operands::random` fills the cache before the first row of each sequence. The other rows are
     // idle until the cache is filled.
     let mut positions = Vec::new();
@@ -110,7 +117,7 @@ fn check_prompts(client: &Client, shape: &AttentionShape, sequences: &[(usize, u
     let kernels: &[PromptKernel] = match flash::takes(
         &marlin_kernels::Target::of(client),
         shape.dtype,
-        shape.head_dim,
+        shape.cache.head_dim,
     ) {
         true => &[PromptKernel::Rows, PromptKernel::Flash],
         false => &[PromptKernel::Rows],
@@ -141,10 +148,13 @@ pub(super) fn long(device: &Device, is_card: bool, seed: u64) {
         (3_000, &[(2_991, 9)])
     };
     let rows = sequences.iter().map(|(_, tokens)| tokens).sum();
+    let head_dim = if is_card { 128 } else { 16 };
     let plain = AttentionShape {
         pass: AttentionPass::Prompt,
-        slots: sequences.len(),
-        ..shape(rows, [2, 1], if is_card { 128 } else { 16 }, max_len, half)
+        ..with_slots(
+            sequences.len(),
+            shape(rows, [2, 1], head_dim, max_len, half),
+        )
     };
     for window in [None, Some(max_len / 3)] {
         check_prompts(

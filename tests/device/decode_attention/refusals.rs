@@ -2,6 +2,7 @@
 
 use super::bench::{Bench, KEYS, QKV, QUERIES, STATE, VALUES};
 use super::operands::Operands;
+use super::pages::with_pages;
 use super::shape;
 use crate::kernels::{buffer, client};
 use burn::tensor::Device;
@@ -115,6 +116,45 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
         matches!(result, Err(KernelError::Shape { .. })),
         "{result:?}"
     );
+    let result = attention(
+        &client,
+        &shape,
+        AttentionArgs {
+            pages: Some(short()),
+            ..bench.args(QKV)
+        },
+    );
+    assert!(
+        matches!(
+            result,
+            Err(KernelError::Presence {
+                operand: "page table",
+                ..
+            })
+        ),
+        "{result:?}"
+    );
+    let paged = with_pages(16, shape);
+    let bench = Bench::new(&client, &paged, &Operands::random(&paged, &[Some(5)], seed));
+    let result = attention(
+        &client,
+        &paged,
+        AttentionArgs {
+            pages: Some(short()),
+            ..bench.args(QKV)
+        },
+    );
+    assert!(
+        matches!(
+            result,
+            Err(KernelError::BufferLength {
+                operand: "page table",
+                ..
+            })
+        ),
+        "{result:?}"
+    );
+    let bench = Bench::new(&client, &shape, &Operands::random(&shape, &[Some(5)], seed));
     // Tensor cores do not support f32.
     let result = flash(
         &client,

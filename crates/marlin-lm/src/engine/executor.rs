@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{Graph, Int, Tensor, capture};
 use marlin_nn::ahead::CompiledAhead;
 use marlin_nn::kernels::attention::AttentionPass;
-use marlin_nn::{self as decode, BITMAPS, RowsRead, SequenceState, SequenceStatus};
+use marlin_nn::{self as decode, BITMAPS, Pages, RowsRead, SequenceState, SequenceStatus};
 
 use super::scheduler::{Executor, PromptChunk};
 use crate::model::{CachePosition, PassBatch};
@@ -113,24 +113,37 @@ pub(super) struct ModelStep {
 }
 
 impl ModelExecutor {
-    /// Creates an executor with an empty KV cache of `slots` sequences, and no graphs.
+    /// Creates an executor with an empty KV cache of `slots` sequences, which share `pages` if
+    /// given, and no graphs.
     ///
     /// # Errors
     /// [`ModelError::CacheTooLarge`].
-    pub(super) fn new(model: Arc<Model>, slots: usize) -> Result<Self, ModelError> {
+    pub(super) fn new(
+        model: Arc<Model>,
+        slots: usize,
+        pages: Option<Pages>,
+    ) -> Result<Self, ModelError> {
         let (config, device, dtype) = (model.config(), model.device(), model.dtype());
-        let needed = KvCache::size_bytes(config, slots, model.max_len(), dtype);
+        let max_len = model.max_len();
+        let (parts, positions) = match pages {
+            None => (slots, max_len),
+            Some(Pages { count, size }) => (count, size),
+        };
+        let needed = KvCache::size_bytes(config, parts, positions, dtype);
         if let Some(free) = burn_marlin::device::free_memory(&device).filter(|&free| free < needed)
         {
             return Err(ModelError::CacheTooLarge {
-                slots,
-                positions: model.max_len(),
+                parts,
+                positions,
                 needed,
                 free,
             });
         }
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        let cache = KvCache::new(config, slots, model.max_len(), dtype, &device);
+        let cache = match pages {
+            None => KvCache::new(config, slots, max_len, dtype, &device),
+            Some(pages) => KvCache::paged(config, slots, max_len, pages, dtype, &device),
+        };
         let bitmaps = decode::words([BITMAPS * slots, config.vocab_size.div_ceil(32)], &device);
         let prompts = if decode::has_flash_attention(&device, dtype, config.head_dim) {
             PromptRows::All
@@ -184,8 +197,8 @@ impl ModelExecutor {
 
     /// Implements [`Engine::compile_ahead`](super::Engine::compile_ahead).
     pub(super) fn compile_ahead(&self, prompt_tokens: usize) -> CompiledAhead {
-        let shape =
-            |pass, rows, last_rows| self.model.pass_shape(pass, rows, last_rows, self.slots);
+        let cache = lock(&self.state).cache.shape();
+        let shape = |pass, rows, last_rows| self.model.pass_shape(pass, rows, last_rows, cache);
         let mut passes = vec![shape(AttentionPass::Step, 1, 1)];
         if self.prompts != PromptRows::Last {
             let [rows, last_rows] = self.rounded(prompt_tokens.clamp(1, self.chunk(false)), 1);
@@ -209,13 +222,56 @@ impl ModelExecutor {
 
     /// Writes a bitmap of tokens to a row of the bitmaps.
     fn write_bitmap(&mut self, row: usize, tokens: &[u32]) {
+        self.write_words(row, decode::bitmap(tokens, self.model.config().vocab_size));
+    }
+
+    fn write_words(&mut self, row: usize, bitmap: Vec<u32>) {
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        let bitmap = decode::bitmap(tokens, self.model.config().vocab_size);
-        decode::write_words(
-            &mut lock(&self.state).bitmaps,
-            row,
-            bitmap.into_iter().map(|word| word as i32).collect(),
-        );
+        let words = bitmap.into_iter().map(|word| word as i32).collect();
+        decode::write_words(&mut lock(&self.state).bitmaps, row, words);
+    }
+
+    /// Sets the suppressed tokens of a slot's sequence for the work that follows, as a bitmap.
+    pub(super) fn set_suppressed_bitmap(&mut self, slot: usize, bitmap: Vec<u32>) {
+        self.write_words(BITMAPS * slot + 1, bitmap);
+    }
+
+    /// Sets the first pages of a slot for the work that follows; see [`KvCache::set_pages`].
+    pub(super) fn set_pages(&mut self, slot: usize, pages: &[u32]) {
+        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        lock(&self.state).cache.set_pages(slot, pages);
+    }
+
+    /// Returns true if the device records graphs and runs them beside the host.
+    pub(super) fn runs_ahead(&self) -> bool {
+        self.graphs
+            .values()
+            .next()
+            .is_some_and(|graph| graph.graph.is_hardware())
+    }
+
+    /// Starts the step that follows the last step of `size` rows, where some rows are replaced. The
+    /// other rows continue with the tokens that the last step chose, on the device.
+    ///
+    /// # Panics
+    /// Panics if there was no step of `size` rows.
+    pub(super) fn start_replaced(
+        &mut self,
+        size: usize,
+        replaced: &[(usize, SequenceState)],
+    ) -> ModelStep {
+        let pass = Pass::Step { rows: size };
+        let graph = self.record(pass);
+        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        for &(index, row) in replaced {
+            decode::write_rows(&mut lock(&graph.batch).rows, index, &[row]);
+        }
+        // The rows that are known to the host are those before the last step.
+        graph.rows.clear();
+        ModelStep {
+            pass,
+            rows: graph.step(),
+        }
     }
 
     /// Returns the graph of a pass, and records it the first time.

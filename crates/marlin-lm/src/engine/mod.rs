@@ -1,6 +1,7 @@
 //! Continuous batching: decodes several sequences at once, each with its own sampling options and
 //! end. Requests are added and aborted between steps.
 
+mod batch;
 mod executor;
 mod scheduler;
 
@@ -9,6 +10,10 @@ use std::time::Duration;
 
 use burn::tensor::StreamId;
 use marlin_nn::ahead::CompiledAhead;
+
+pub use self::batch::{
+    AllowedTokens, BatchEngine, BatchOutput, BatchStep, DecodeToken, PromptPart,
+};
 
 use self::executor::ModelExecutor;
 use self::scheduler::Scheduler;
@@ -106,7 +111,7 @@ impl Engine {
         }
         let (stream, window, vocab_size) =
             (model.stream(), model.max_len(), model.config().vocab_size);
-        let executor = stream.executes(|| ModelExecutor::new(model, slots))?;
+        let executor = stream.executes(|| ModelExecutor::new(model, slots, None))?;
         Ok(Self {
             stream,
             scheduler: Scheduler::new(executor, slots, window, vocab_size),

@@ -105,27 +105,7 @@ impl<E: Executor> Scheduler<E> {
     ) -> Result<usize, ModelError> {
         options.sampling.validate()?;
         options.suppression.validate()?;
-        let (max, vocab_size) = (self.window, self.vocab_size);
-        let Some(&last) = prompt.last() else {
-            return Err(ModelError::EmptyPrompt);
-        };
-        if prompt.len() > max {
-            return Err(ModelError::PromptTooLong {
-                tokens: prompt.len(),
-                max,
-            });
-        }
-        if let Some((position, &token)) = prompt
-            .iter()
-            .enumerate()
-            .find(|&(_, &token)| token as usize >= vocab_size)
-        {
-            return Err(ModelError::Token {
-                token,
-                position,
-                vocab_size,
-            });
-        }
+        let last = check_prompt(prompt, self.window, self.vocab_size)?;
         let Some(slot) = self.sequences.iter().position(Option::is_none) else {
             return Err(ModelError::TooManySequences {
                 asked: self.sequences.len() + 1,
@@ -428,6 +408,33 @@ impl<E: Executor> Scheduler<E> {
             self.abort(slot);
         }
         Some(decoded)
+    }
+}
+
+/// Checks that a prompt has tokens, at most `max`, all of them in the vocabulary. Returns the last
+/// token.
+pub(super) fn check_prompt(
+    prompt: &[u32],
+    max: usize,
+    vocab_size: usize,
+) -> Result<u32, ModelError> {
+    let Some(&last) = prompt.last() else {
+        return Err(ModelError::EmptyPrompt);
+    };
+    if prompt.len() > max {
+        return Err(ModelError::PromptTooLong {
+            tokens: prompt.len(),
+            max,
+        });
+    }
+    let unknown = |&(_, &token): &(usize, &u32)| token as usize >= vocab_size;
+    match prompt.iter().enumerate().find(unknown) {
+        Some((position, &token)) => Err(ModelError::Token {
+            token,
+            position,
+            vocab_size,
+        }),
+        None => Ok(last),
     }
 }
 

@@ -1,8 +1,8 @@
 use burn::module::Module;
 use burn::tensor::{Bool, FloatDType, Tensor, activation};
-use marlin_nn::{self as decode, AttentionParts};
+use marlin_nn::{self as decode, AttentionParts, LayerCache};
 
-use super::cache::{CachePosition, KeyValues};
+use super::cache::{CachePosition, append};
 use super::prompt::Span;
 use super::rope::Rope;
 use super::step::{PassBatch, Work};
@@ -45,7 +45,7 @@ impl Attention {
         &self,
         qkv: Tensor<3>,
         span: &Span,
-        cache: Option<(&mut KeyValues, CachePosition)>,
+        cache: Option<(LayerCache<'_>, CachePosition)>,
     ) -> Tensor<3> {
         self.o_proj
             .forward_joined(self.mix_prompt(qkv, span, cache))
@@ -57,7 +57,7 @@ impl Attention {
         &self,
         qkv: Tensor<3>,
         span: &Span,
-        cache: Option<(&mut KeyValues, CachePosition)>,
+        cache: Option<(LayerCache<'_>, CachePosition)>,
     ) -> Tensor<3> {
         let [batch, seq, _] = qkv.dims();
         let heads = |x: Tensor<3>, heads: usize| {
@@ -73,7 +73,7 @@ impl Attention {
         let keys = rotated(heads(keys, self.kv_heads), &self.k_norm);
         let values = heads(values, self.kv_heads);
         let (keys, values) = match cache {
-            Some((layer, position)) => layer.append(position, keys, values),
+            Some((layer, position)) => append(layer, position, keys, values),
             None => (keys, values),
         };
         let mixed = self
@@ -89,7 +89,7 @@ impl Attention {
         &self,
         qkv: Tensor<2>,
         rope: &Rope,
-        cache: &mut KeyValues,
+        cache: LayerCache<'_>,
         batch: &PassBatch,
     ) -> Tensor<2> {
         self.o_proj
@@ -102,14 +102,10 @@ impl Attention {
         &self,
         qkv: Tensor<2>,
         rope: &Rope,
-        cache: &mut KeyValues,
+        cache: LayerCache<'_>,
         batch: &PassBatch,
     ) -> Tensor<2> {
         let parts = self.parts(rope);
-        let cache = decode::LayerCache {
-            keys: &mut cache.keys,
-            values: &mut cache.values,
-        };
         match &batch.work {
             Work::Step { arrival_counters } => {
                 decode::attention(qkv, &batch.rows, cache, arrival_counters, &parts)

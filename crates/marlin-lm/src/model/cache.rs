@@ -1,10 +1,10 @@
-use burn::tensor::{Device, FloatDType, Tensor};
-use marlin_nn as decode;
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use marlin_nn::{self as decode, CacheShape, LayerCache, PageTable, Pages};
 
 use crate::config::ModelConfig;
 
 /// A KV cache: the keys and values of earlier positions, allocated once for `max_len` positions of
-/// each of several sequences.
+/// each of several sequences, or for a number of [pages](Self::paged) that the sequences share.
 ///
 /// New positions are written in place: nothing else holds a layer's tensors between two forward
 /// passes.
@@ -12,30 +12,34 @@ use crate::config::ModelConfig;
 pub struct KvCache {
     layers: Vec<KeyValues>,
     len: usize,
-    max_len: usize,
+    shape: CacheShape,
+    /// The page table, i32 [slots, pages of a slot], if the cache has pages.
+    table: Option<Tensor<2, Int>>,
 }
 
-/// The keys and values of one layer, [slots, kv_heads, max_len, head_dim] each.
+/// The keys and values of one layer, of the dimensions [`CacheShape::dims`] each.
 #[derive(Debug)]
 pub(crate) struct KeyValues {
-    pub(crate) keys: Tensor<4>,
-    pub(crate) values: Tensor<4>,
+    keys: Tensor<4>,
+    values: Tensor<4>,
 }
 
 impl KeyValues {
-    /// Creates keys and values of zeros, for `max_len` positions of each of `slots` sequences.
-    pub(crate) fn new(
-        config: &ModelConfig,
-        slots: usize,
-        max_len: usize,
-        dtype: FloatDType,
-        device: &Device,
-    ) -> Self {
-        let shape = [slots, config.num_key_value_heads, max_len, config.head_dim];
-        let zeros = || decode::cache(shape, dtype, device);
+    /// Creates keys and values of zeros.
+    pub(crate) fn new(shape: &CacheShape, dtype: FloatDType, device: &Device) -> Self {
+        let zeros = || decode::cache(shape.dims(), dtype, device);
         Self {
             keys: zeros(),
             values: zeros(),
+        }
+    }
+
+    /// Returns the cache of the layer, with the page table of all layers.
+    pub(crate) fn with_pages<'a>(&'a mut self, pages: Option<PageTable<'a>>) -> LayerCache<'a> {
+        LayerCache {
+            keys: &mut self.keys,
+            values: &mut self.values,
+            pages,
         }
     }
 }
@@ -61,13 +65,52 @@ impl KvCache {
         dtype: FloatDType,
         device: &Device,
     ) -> Self {
+        Self::with_shape(config, shape(config, slots, max_len), dtype, device)
+    }
+
+    /// Creates a cache of pages, which the caller assigns to the slots with
+    /// [`set_pages`](Self::set_pages).
+    ///
+    /// `dtype` is the dtype of activations, and `max_len` is the maximum number of positions of
+    /// each of `slots` sequences.
+    ///
+    /// # Panics
+    /// Panics if the size of a page is not a power of two, at least [`Pages::MIN_SIZE`].
+    pub fn paged(
+        config: &ModelConfig,
+        slots: usize,
+        max_len: usize,
+        pages: Pages,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Self {
+        assert!(
+            pages.has_valid_size(),
+            "a page of {} positions; it must have a power of two, at least {}",
+            pages.size,
+            Pages::MIN_SIZE
+        );
+        let shape = CacheShape {
+            pages: Some(pages),
+            ..shape(config, slots, max_len)
+        };
+        Self::with_shape(config, shape, dtype, device)
+    }
+
+    fn with_shape(
+        config: &ModelConfig,
+        shape: CacheShape,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Self {
         let layers = (0..config.num_hidden_layers)
-            .map(|_| KeyValues::new(config, slots, max_len, dtype, device))
+            .map(|_| KeyValues::new(&shape, dtype, device))
             .collect();
         Self {
             layers,
             len: 0,
-            max_len,
+            shape,
+            table: shape.table_dims().map(|dims| decode::words(dims, device)),
         }
     }
 
@@ -78,10 +121,8 @@ impl KvCache {
         max_len: usize,
         dtype: FloatDType,
     ) -> usize {
-        let shape =
-            decode::CacheShape::from([slots, config.num_key_value_heads, max_len, config.head_dim]);
-        let size = burn::tensor::DType::from(dtype).size();
-        shape
+        let size = DType::from(dtype).size();
+        shape(config, slots, max_len)
             .elements()
             .saturating_mul(2 * size * config.num_hidden_layers)
     }
@@ -97,9 +138,14 @@ impl KvCache {
         self.len == 0
     }
 
-    /// Returns the number of positions that each sequence has room for.
+    /// Returns the maximum number of positions of a sequence.
     pub fn max_len(&self) -> usize {
-        self.max_len
+        self.shape.max_len
+    }
+
+    /// Returns the shape of the cache of a layer.
+    pub fn shape(&self) -> CacheShape {
+        self.shape
     }
 
     /// Removes all positions; the memory stays allocated.
@@ -107,9 +153,36 @@ impl KvCache {
         self.len = 0;
     }
 
-    /// Returns the keys and values of a layer.
-    pub(crate) fn layer(&mut self, index: usize) -> &mut KeyValues {
-        &mut self.layers[index]
+    /// Sets the first pages of a slot: position `p` is in page `pages[p / page_size]`. Pages of
+    /// later positions are not changed.
+    ///
+    /// # Panics
+    /// Panics if the cache has no pages, or not this slot, or not so many pages for a slot, or not
+    /// one of these pages.
+    pub fn set_pages(&mut self, slot: usize, pages: &[u32]) {
+        let shape = self.shape;
+        let (Some(table), Some(Pages { count, .. }), Some([slots, columns])) =
+            (&mut self.table, shape.pages, shape.table_dims())
+        else {
+            panic!("the cache has no pages");
+        };
+        assert!(
+            slot < slots
+                && pages.len() <= columns
+                && pages.iter().all(|&page| (page as usize) < count),
+            "pages {pages:?} of slot {slot} in a cache of {slots} slots of {columns} of {count} pages"
+        );
+        decode::write_words(table, slot, pages.iter().map(|&page| page as i32).collect());
+    }
+
+    /// Returns the cache of a layer.
+    pub(crate) fn layer(&mut self, index: usize) -> LayerCache<'_> {
+        let max_len = self.shape.max_len;
+        let pages = self
+            .table
+            .as_ref()
+            .map(|entries| PageTable { entries, max_len });
+        self.layers[index].with_pages(pages)
     }
 
     /// Adds to the length the positions that were written to every layer.
@@ -118,35 +191,47 @@ impl KvCache {
     }
 }
 
-impl KeyValues {
-    /// Writes keys and values [batch, kv_heads, seq, head_dim] from a position on. Returns the keys
-    /// and values of all positions of these slots so far.
-    pub(crate) fn append(
-        &mut self,
-        position: CachePosition,
-        keys: Tensor<4>,
-        values: Tensor<4>,
-    ) -> (Tensor<4>, Tensor<4>) {
-        (
-            append(&mut self.keys, position, keys),
-            append(&mut self.values, position, values),
-        )
-    }
+/// Returns the shape of the cache of a layer without pages.
+fn shape(config: &ModelConfig, slots: usize, max_len: usize) -> CacheShape {
+    CacheShape::from([slots, config.num_key_value_heads, max_len, config.head_dim])
 }
 
-fn append(cache: &mut Tensor<4>, position: CachePosition, new: Tensor<4>) -> Tensor<4> {
-    let ([batch, heads, seq, head_dim], CachePosition { slot, start }) = (new.dims(), position);
+/// Writes keys and values [batch, kv_heads, seq, head_dim] from a position on. Returns the keys and
+/// values of all positions of these slots so far.
+pub(crate) fn append(
+    cache: LayerCache<'_>,
+    position: CachePosition,
+    keys: Tensor<4>,
+    values: Tensor<4>,
+) -> (Tensor<4>, Tensor<4>) {
+    let LayerCache {
+        keys: of_keys,
+        values: of_values,
+        pages,
+    } = cache;
+    (
+        append_to(of_keys, pages, position, keys),
+        append_to(of_values, pages, position, values),
+    )
+}
+
+fn append_to(
+    cache: &mut Tensor<4>,
+    pages: Option<PageTable<'_>>,
+    position: CachePosition,
+    new: Tensor<4>,
+) -> Tensor<4> {
+    let ([batch, _, seq, _], CachePosition { slot, start }) = (new.dims(), position);
     for index in 0..batch {
         decode::write_cache(
             cache,
+            pages,
             new.clone().slice_dim(0, index..index + 1),
             slot + index,
             start,
         );
     }
-    cache
-        .clone()
-        .slice([slot..slot + batch, 0..heads, 0..start + seq, 0..head_dim])
+    decode::read_cache(cache, pages, slot..slot + batch, 0..start + seq)
 }
 
 #[cfg(test)]
@@ -158,8 +243,9 @@ mod tests {
         let device = Device::flex();
         let mut cache = decode::cache([3, 2, 8, 4], FloatDType::F32, &device);
         for start in 0..3 {
-            let seen = append(
+            let seen = append_to(
                 &mut cache,
+                None,
                 CachePosition { slot: 1, start },
                 Tensor::ones([2, 2, 1, 4], &device),
             );

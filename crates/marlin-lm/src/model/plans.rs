@@ -2,6 +2,7 @@ use burn_marlin::ActivationDtype;
 use burn_marlin::backend::activation_dtype;
 use burn_marlin::device::target;
 use marlin_kernels::{Epilogue, FloatProblem, Plan, Problem, Prologue, plan};
+use marlin_nn::CacheShape;
 use marlin_nn::ahead::{LinearShape, LinearWeight, PassShape};
 use marlin_nn::kernels::attention::AttentionPass;
 
@@ -74,19 +75,17 @@ impl Model {
     }
 
     /// What the kernels of a pass depend on: of `rows` rows, `last_rows` of which have logits, with
-    /// a cache for `slots` sequences of [`max_len`](Self::max_len) positions. Equal layers come
-    /// once.
+    /// a cache of this shape. Equal layers come once.
     pub(crate) fn pass_shape(
         &self,
         pass: AttentionPass,
         rows: usize,
         last_rows: usize,
-        slots: usize,
+        cache: CacheShape,
     ) -> PassShape {
         let dtype = activation_dtype(self.dtype().into()).unwrap_or(ActivationDtype::F32);
         let (mut attention, mut layers) = (Vec::new(), Vec::new());
         for of_block in self.layers.iter().map(Block::attention) {
-            let cache = [slots, of_block.kv_heads, self.max_len(), of_block.head_dim];
             let shape = of_block.parts(&self.rope).shape(pass, rows, cache, dtype);
             push_new(&mut attention, shape);
         }

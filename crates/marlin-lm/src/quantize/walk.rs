@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_marlin::host::ReadError;
-use marlin_nn::{self as decode, SequenceState};
+use marlin_nn::{self as decode, CacheShape, SequenceState};
 use marlin_quant::Quantizer;
 use rayon::prelude::*;
 
@@ -237,11 +237,13 @@ impl<'a> CalibrationWalk<'a> {
             );
             return attention.mix_prompt(qkv, &span, None);
         };
-        let mut cache = KeyValues::new(self.config, samples, seq, self.dtype, self.device);
+        let (kv_heads, head_dim) = (attention.kv_heads, attention.head_dim);
+        let shape = CacheShape::from([samples, kv_heads, seq, head_dim]);
+        let mut cache = KeyValues::new(&shape, self.dtype, self.device);
         let mixed = attention.mix_rows(
             qkv.reshape([samples * seq, columns]),
             &self.rope,
-            &mut cache,
+            cache.with_pages(None),
             rows,
         );
         let features = mixed.dims()[1];

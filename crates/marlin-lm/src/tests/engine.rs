@@ -1,5 +1,6 @@
 //! Tests of the `Engine` on random models.
 
+mod batch;
 mod sequences;
 
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! The operations of a decode step other than its quantised matmuls, in Rust on the CPU. Values
 //! have the dtype of the activations; arithmetic is in f32.
 
+use crate::cache::CacheShape;
 use crate::kernels::attention::AttentionShape;
 use crate::kernels::{SequenceState, SequenceStatus};
 use marlin_kernels::matmul::host::HostFloat;
@@ -99,6 +100,8 @@ pub fn silu_mul<T: HostFloat>(gate_up: &[T], features: usize) -> Vec<T> {
 pub struct Attention<'a, T> {
     /// The shape, checked by [`AttentionShape::check`].
     pub shape: AttentionShape,
+    /// The page table [slots, pages of a slot], if the cache has pages.
+    pub pages: Option<&'a [i32]>,
     /// The table of cosines [max_positions, rotary_dim / 2].
     pub cos: &'a [f32],
     /// The table of sines, in the same shape as `cos`.
@@ -111,7 +114,7 @@ pub struct Attention<'a, T> {
 impl<T: HostFloat> Attention<'_, T> {
     /// Computes the attention of a step, as [`crate::kernels::attention`] defines it. Writes the
     /// keys and values of `qkv` [rows, (heads + 2 * kv_heads) * head_dim] to the caches `keys` and
-    /// `values` [slots, kv_heads, max_len, head_dim]. Returns the output [rows, heads * head_dim],
+    /// `values` ([`CacheShape::dims`]). Returns the output [rows, heads * head_dim],
     /// with zeros for skipped rows.
     ///
     /// # Panics
@@ -123,15 +126,14 @@ impl<T: HostFloat> Attention<'_, T> {
         keys: &mut [T],
         values: &mut [T],
     ) -> Vec<T> {
-        let AttentionShape {
-            heads,
-            kv_heads,
-            head_dim,
+        let AttentionShape { heads, cache, .. } = self.shape;
+        let CacheShape {
             slots,
+            kv_heads,
             max_len,
+            head_dim,
             ..
-        } = self.shape;
-        let cache = self.shape.cache();
+        } = cache;
         let mut out = vec![T::default(); rows.len() * heads * head_dim];
         let width = (heads + 2 * kv_heads) * head_dim;
         for ((row, qkv), out) in rows
@@ -156,13 +158,14 @@ impl<T: HostFloat> Attention<'_, T> {
                 .collect();
             for head in 0..kv_heads {
                 let of_head = head * head_dim..(head + 1) * head_dim;
-                let place = cache.element(slot, head, position);
                 let rotated = self.rotated(&new_keys[of_head.clone()], 1, position);
-                keys[place..place + head_dim]
-                    .iter_mut()
-                    .zip(rotated)
-                    .for_each(|(key, value)| *key = T::from_f32(value));
-                values[place..place + head_dim].copy_from_slice(&new_values[of_head]);
+                for place in cache.runs(self.pages, [slot, head], position..position + 1) {
+                    keys[place.clone()]
+                        .iter_mut()
+                        .zip(&rotated)
+                        .for_each(|(key, &value)| *key = T::from_f32(value));
+                    values[place].copy_from_slice(&new_values[of_head.clone()]);
+                }
             }
             let first = self
                 .shape
@@ -174,8 +177,10 @@ impl<T: HostFloat> Attention<'_, T> {
                 kv_heads,
                 2 * queries.len() * (position + 1 - first),
                 |head| {
-                    let part =
-                        cache.element(slot, head, first)..cache.element(slot, head, position + 1);
+                    let (of_keys, of_values): (Vec<&[T]>, Vec<&[T]>) = cache
+                        .runs(self.pages, [slot, head], first..position + 1)
+                        .map(|run| (&keys[run.clone()], &values[run]))
+                        .unzip();
                     // SAFETY: each task writes only the outputs of the query heads of its own key
                     // head.
                     let out = unsafe { out.part(head, 0, group * head_dim) };
@@ -186,8 +191,8 @@ impl<T: HostFloat> Attention<'_, T> {
                     {
                         dispatch(Attend {
                             queries,
-                            keys: &keys[part.clone()],
-                            values: &values[part.clone()],
+                            keys: &of_keys,
+                            values: &of_values,
                             out,
                         });
                     }
@@ -218,11 +223,12 @@ impl<T: HostFloat> Attention<'_, T> {
     }
 }
 
-/// The attention of one scaled and rotated query head over keys and values [positions, head_dim].
+/// The attention of one scaled and rotated query head over keys and values [positions, head_dim],
+/// in parts of whole positions.
 struct Attend<'a, T> {
     queries: &'a [f32],
-    keys: &'a [T],
-    values: &'a [T],
+    keys: &'a [&'a [T]],
+    values: &'a [&'a [T]],
     out: &'a mut [T],
 }
 
@@ -232,9 +238,14 @@ impl<T: HostFloat> Kernel for Attend<'_, T> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let head_dim = self.queries.len();
-        let mut scores = Vec::with_capacity(self.keys.len() / head_dim);
+        let elements: usize = self.keys.iter().map(|part| part.len()).sum();
+        let mut scores = Vec::with_capacity(elements / head_dim);
         let mut most = f32::NEG_INFINITY;
-        for key in self.keys.chunks_exact(head_dim) {
+        for key in self
+            .keys
+            .iter()
+            .flat_map(|part| part.chunks_exact(head_dim))
+        {
             let score = dot(simd, self.queries, key);
             most = most.max(score);
             scores.push(score);
@@ -245,7 +256,9 @@ impl<T: HostFloat> Kernel for Attend<'_, T> {
             total += *score;
         }
         let mut mixed = vec![[0.0f32; LANES]; head_dim.div_ceil(LANES)];
-        for (&score, value) in scores.iter().zip(self.values.chunks_exact(head_dim)) {
+        let values = self.values.iter();
+        let values = values.flat_map(|part| part.chunks_exact(head_dim));
+        for (&score, value) in scores.iter().zip(values) {
             let weight = simd.splat(score);
             let (value, rest) = value.as_chunks::<LANES>();
             for (mixed, value) in mixed.iter_mut().zip(value) {

@@ -1,6 +1,7 @@
 //! Compares the operations of a decode step with a reference in f64.
 
 use super::{Attention, rms_norm, silu_mul};
+use crate::cache::{CacheShape, Pages};
 use crate::kernels::attention::{AttentionPass, AttentionShape};
 use crate::kernels::{SequenceState, SequenceStatus};
 use half::f16;
@@ -122,6 +123,7 @@ fn attention_agrees<T: HostFloat>(
     [head_dim, rotary_dim]: [usize; 2],
     window: Option<usize>,
     with_norms: bool,
+    pages: Option<Pages>,
     positions: [u32; 2],
     tolerance: f64,
 ) {
@@ -131,11 +133,11 @@ fn attention_agrees<T: HostFloat>(
     let shape = AttentionShape {
         rows: 4,
         heads,
-        kv_heads,
-        head_dim,
+        cache: CacheShape {
+            pages,
+            ..CacheShape::from([slots, kv_heads, max_len, head_dim])
+        },
         rotary_dim,
-        slots,
-        max_len,
         max_positions: max_len,
         window,
         norm_epsilon: with_norms.then_some(1e-5),
@@ -167,13 +169,29 @@ fn attention_agrees<T: HostFloat>(
     let norms = with_norms.then(|| [random::<T>(head_dim, rng), random::<T>(head_dim, rng)]);
     let qkv = random::<T>(4 * (heads + 2 * kv_heads) * head_dim, rng);
     let (mut keys, mut values) = (
-        random::<T>(slots * kv_heads * max_len * head_dim, rng),
-        random::<T>(slots * kv_heads * max_len * head_dim, rng),
+        random::<T>(shape.cache_elements(), rng),
+        random::<T>(shape.cache_elements(), rng),
     );
+    // The pages of the slots in a random order.
+    let table = shape.cache.table_dims().map(|[slots, columns]| {
+        let mut pages: Vec<i32> = (0..(slots * columns) as i32).collect();
+        for i in (1..pages.len()).rev() {
+            pages.swap(i, rng.random_range(0..=i));
+        }
+        pages
+    });
+    let element = |slot: usize, head: usize, position: usize| {
+        let [_, _, size, _] = shape.cache.dims();
+        let page = table.as_ref().map_or(slot, |table| {
+            table[slot * max_len.div_ceil(size) + position / size] as usize
+        });
+        ((page * kv_heads + head) * size + position % size) * head_dim
+    };
     let (mut all_keys, mut all_values) = (f64s(&keys), f64s(&values));
 
     let attention = Attention {
         shape,
+        pages: table.as_deref(),
         cos: &cos,
         sin: &sin,
         norms: norms.as_ref().map(|[q, k]| [q.as_slice(), k.as_slice()]),
@@ -211,7 +229,7 @@ fn attention_agrees<T: HostFloat>(
         }
         let head_of = |head: usize| &qkv[head * head_dim..(head + 1) * head_dim];
         for head in 0..kv_heads {
-            let place = ((slot * kv_heads + head) * max_len + position) * head_dim;
+            let place = element(slot, head, position);
             all_keys[place..place + head_dim].copy_from_slice(&rotated(
                 head_of(heads + head),
                 1,
@@ -222,9 +240,7 @@ fn attention_agrees<T: HostFloat>(
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
         for head in 0..heads {
             let query = rotated(head_of(head), 0, position);
-            let place = |position: usize| {
-                ((slot * kv_heads + head / (heads / kv_heads)) * max_len + position) * head_dim
-            };
+            let place = |position: usize| element(slot, head / (heads / kv_heads), position);
             let dot = |position| {
                 (0..head_dim)
                     .map(|i| query[i] * all_keys[place(position) + i])
@@ -251,16 +267,24 @@ fn attention_agrees<T: HostFloat>(
 
 #[test]
 fn attention_in_f32_agrees_with_f64() {
-    attention_agrees::<f32>([16, 16], None, false, [0, 599], 1e-5);
-    attention_agrees::<f32>([16, 8], Some(7), true, [3, 311], 1e-5);
-    attention_agrees::<f32>([16, 0], Some(1), false, [64, 65], 1e-5);
+    attention_agrees::<f32>([16, 16], None, false, None, [0, 599], 1e-5);
+    attention_agrees::<f32>([16, 8], Some(7), true, None, [3, 311], 1e-5);
+    attention_agrees::<f32>([16, 0], Some(1), false, None, [64, 65], 1e-5);
     // These heads are not multiples of the SIMD lanes.
-    attention_agrees::<f32>([8, 8], None, false, [5, 70], 1e-5);
-    attention_agrees::<f32>([120, 60], None, true, [2, 33], 1e-5);
+    attention_agrees::<f32>([8, 8], None, false, None, [5, 70], 1e-5);
+    attention_agrees::<f32>([120, 60], None, true, None, [2, 33], 1e-5);
+}
+
+#[test]
+fn attention_over_pages_agrees_with_f64() {
+    let pages = |count, size| Some(Pages { count, size });
+    attention_agrees::<f32>([16, 16], None, false, pages(30, 64), [63, 599], 1e-5);
+    attention_agrees::<f32>([16, 8], Some(70), true, pages(114, 16), [64, 511], 1e-5);
+    attention_agrees::<f16>([24, 24], Some(1), true, pages(15, 128), [0, 128], 3e-3);
 }
 
 #[test]
 fn attention_in_f16_agrees_with_f64() {
-    attention_agrees::<f16>([16, 16], None, true, [17, 530], 3e-3);
-    attention_agrees::<f16>([24, 24], None, false, [9, 80], 3e-3);
+    attention_agrees::<f16>([16, 16], None, true, None, [17, 530], 3e-3);
+    attention_agrees::<f16>([24, 24], None, false, None, [9, 80], 3e-3);
 }

@@ -3,7 +3,7 @@
 
 use super::SequenceState;
 use super::attention::{AttentionShape, AttentionTarget};
-use crate::cache::head_start;
+use crate::cache::{CacheLengths, CacheLengthsLaunch, position_start};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::{calculate_cube_count_elemwise, ir::ElemType};
@@ -36,10 +36,13 @@ pub struct RopeCacheArgs {
     /// The output: normalised and rotated queries [rows, heads head_dim]. Skipped rows are not
     /// written.
     pub queries: BufferArg,
-    /// The cache of keys [slots, kv_heads, max_len, head_dim].
+    /// The cache of keys [pages, kv_heads, page_size, head_dim]
+    /// ([`CacheShape`](crate::CacheShape)).
     pub keys: BufferArg,
     /// The cache of values, in the same shape as `keys`.
     pub values: BufferArg,
+    /// The page table, i32 [slots, pages of a slot]; present if and only if the cache has pages.
+    pub pages: Option<BufferArg>,
 }
 
 /// The compile-time parameters of the kernel.
@@ -54,6 +57,8 @@ struct RopeConfig {
     /// The number of units that process a head together, a power of two: its number of vectors
     /// rounded up, at most a plane.
     lanes: usize,
+    /// The number of positions of a page, if the cache has pages.
+    page_size: Option<usize>,
 }
 
 /// The lengths of a problem, as arguments of the kernel.
@@ -61,9 +66,7 @@ struct RopeConfig {
 struct RopeLengths {
     rows: u32,
     heads: u32,
-    kv_heads: u32,
-    slots: u32,
-    max_len: u32,
+    cache: CacheLengths,
     epsilon: f32,
 }
 
@@ -89,29 +92,23 @@ pub fn rope_cache(
     // size.
     let size = vector_size(
         client,
-        greatest_common_divisor(shape.head_dim, shape.rotary_dim / 2),
+        greatest_common_divisor(shape.cache.head_dim, shape.rotary_dim / 2),
         shape.dtype,
     );
     let target = AttentionTarget::of(client);
-    let vectors = shape.head_dim / size;
+    let vectors = shape.cache.head_dim / size;
     let lanes = vectors.next_power_of_two().min(1 << target.plane.ilog2());
     let config = RopeConfig {
         vectors,
         size,
         half: shape.rotary_dim / 2 / size,
         lanes,
+        page_size: shape.cache.pages.map(|pages| pages.size),
     };
-    let units = shape.rows * (shape.heads + 2 * shape.kv_heads) * lanes;
+    let units = shape.rows * (shape.heads + 2 * shape.cache.kv_heads) * lanes;
     let dim = CubeDim::new_1d(UNITS.min(target.units).next_multiple_of(lanes) as u32);
     let count = calculate_cube_count_elemwise(client, units, dim);
-    let [rows, heads, kv_heads, slots, max_len] = [
-        shape.rows,
-        shape.heads,
-        shape.kv_heads,
-        shape.slots,
-        shape.max_len,
-    ]
-    .map(|length| length as u32);
+    let [rows, heads] = [shape.rows, shape.heads].map(|length| length as u32);
     // SAFETY: the lengths of all buffers were checked against the shape that the kernel derives its
     // indices from. The kernel skips rows whose position or slot is outside the cache.
     unsafe {
@@ -130,12 +127,11 @@ pub fn rope_cache(
             args.queries,
             args.keys,
             args.values,
+            args.pages.into(),
             RopeLengthsLaunch::new(
                 rows,
                 heads,
-                kv_heads,
-                slots,
-                max_len,
+                CacheLengthsLaunch::of(&shape.cache),
                 shape.norm_epsilon.unwrap_or_default(),
             ),
             config,
@@ -156,12 +152,12 @@ fn check(client: &Client, shape: &AttentionShape, args: &RopeCacheArgs) -> Resul
         shape.rows * shape.qkv_columns(),
         args.qkv.len(),
     )?;
-    shape.expect_cache(&args.state, &args.keys, &args.values)?;
+    shape.expect_cache(&args.state, &args.keys, &args.values, &args.pages)?;
     shape.expect_parameters([&args.cos, &args.sin], [&args.q_norm, &args.k_norm])?;
     expect_length(
         shape,
         "queries",
-        shape.rows * shape.heads * shape.head_dim,
+        shape.rows * shape.heads * shape.cache.head_dim,
         args.queries.len(),
     )
 }
@@ -188,6 +184,7 @@ fn rotate_and_write<F: Float, N: Size>(
     queries: &mut [Vector<F, N>],
     keys: &mut [Vector<F, N>],
     values: &mut [Vector<F, N>],
+    pages: ComptimeOption<&[i32]>,
     lengths: RopeLengths,
     #[comptime] config: RopeConfig,
     #[comptime] uses_pdl: bool,
@@ -197,7 +194,7 @@ fn rotate_and_write<F: Float, N: Size>(
     let (vectors, lanes) = comptime!((config.vectors as u32, config.lanes as u32));
     let unit = u32::cast_from(ABSOLUTE_POS);
     let lane = unit % lanes;
-    let heads = lengths.heads + 2 * lengths.kv_heads;
+    let heads = lengths.heads + 2 * lengths.cache.kv_heads;
     // Units past the last row repeat that row without writing, because all lanes of a plane must
     // take part in a shuffle.
     let own_row = unit / lanes / heads;
@@ -208,8 +205,8 @@ fn rotate_and_write<F: Float, N: Size>(
     let slot = u32::cast_from(state[(words + comptime!(SequenceState::SLOT as u32)) as usize]);
     let is_there = own_row < lengths.rows
         && position >= 0
-        && u32::cast_from(position) < lengths.max_len
-        && slot < lengths.slots;
+        && u32::cast_from(position) < lengths.cache.max_len
+        && slot < lengths.cache.slots;
     let position = if is_there {
         u32::cast_from(position)
     } else {
@@ -217,7 +214,7 @@ fn rotate_and_write<F: Float, N: Size>(
     };
     let first = ((row * heads + head) * vectors) as usize;
     let is_query = head < lengths.heads;
-    let is_value = head >= lengths.heads + lengths.kv_heads;
+    let is_value = head >= lengths.heads + lengths.cache.kv_heads;
 
     let mut factor = 1.0f32.runtime();
     if comptime!(q_norm.is_some()) {
@@ -270,15 +267,17 @@ fn rotate_and_write<F: Float, N: Size>(
                 if is_query {
                     queries[((row * lengths.heads + head) * vectors + vector) as usize] = out;
                 } else {
-                    let kv_head = (head - lengths.heads) % lengths.kv_heads;
-                    let cache = head_start::<usize>(
+                    let kv_head = (head - lengths.heads) % lengths.cache.kv_heads;
+                    let start = position_start::<usize>(
+                        &pages,
                         slot,
                         kv_head,
-                        lengths.kv_heads,
-                        lengths.max_len,
+                        position,
+                        &lengths.cache,
+                        config.page_size,
                         vectors,
                     );
-                    let place = cache + (position * vectors + vector) as usize;
+                    let place = start + vector as usize;
                     if is_value {
                         values[place] = out;
                     } else {

@@ -21,7 +21,7 @@ use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::FusionTensor;
 use burn_marlin::backend::cube::{self, Reading, buffer, empty, launched};
-use burn_marlin::backend::{OptionalFloat, QuantTensors, activation_dtype};
+use burn_marlin::backend::{OptionalFloat, OptionalInt, QuantTensors, activation_dtype};
 use bytemuck::cast_slice;
 use cubecl::bytes::Bytes;
 use cubecl::prelude::BufferArg;
@@ -150,10 +150,11 @@ impl DecodeBackend for CubeBackend {
     fn decode_write_cache(
         cache: FloatTensor<Self>,
         new: FloatTensor<Self>,
+        pages: OptionalInt<Self>,
+        cache_shape: CacheShape,
         slot: usize,
         start: usize,
     ) -> FloatTensor<Self> {
-        let cache_shape = CacheShape::from(cache.shape().dims());
         let (client, shape) = (new.client.clone(), rows_shape(&new));
         launched(kernels::write_cache(
             &client,
@@ -162,6 +163,7 @@ impl DecodeBackend for CubeBackend {
             [slot, start],
             buffer(new),
             in_place(&cache),
+            pages.into_option().map(buffer),
         ));
         cache
     }
@@ -188,6 +190,7 @@ impl DecodeBackend for CubeBackend {
         rows: IntTensor<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
+        pages: OptionalInt<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
         q_norm: OptionalFloat<Self>,
@@ -200,6 +203,7 @@ impl DecodeBackend for CubeBackend {
             rows,
             keys,
             values,
+            pages: pages.into_option(),
             cos,
             sin,
             norms: [q_norm, k_norm].map(OptionalFloat::into_option),

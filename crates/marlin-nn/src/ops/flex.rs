@@ -11,7 +11,9 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, Element, Shape, TensorData};
 use burn_marlin::backend::flex::{from_f32, to_f32};
-use burn_marlin::backend::{OptionalFloat, QuantBackend, QuantTensors, activation_dtype};
+use burn_marlin::backend::{
+    OptionalFloat, OptionalInt, QuantBackend, QuantTensors, activation_dtype,
+};
 use bytemuck::{Pod, cast_slice_mut};
 use half::{bf16, f16};
 use marlin_format::WeightDescriptor;
@@ -99,10 +101,16 @@ impl DecodeBackend for Flex {
     fn decode_write_cache(
         cache: FloatTensor<Self>,
         new: FloatTensor<Self>,
+        pages: OptionalInt<Self>,
+        shape: CacheShape,
         slot: usize,
         start: usize,
     ) -> FloatTensor<Self> {
-        with_type!(cache.dtype(), write_cache(cache, new, slot, start))
+        let table = pages.into_option().map(contiguous);
+        with_type!(
+            cache.dtype(),
+            write_cache(cache, new, table, shape, slot, start)
+        )
     }
 
     fn decode_write_words(
@@ -120,6 +128,7 @@ impl DecodeBackend for Flex {
         rows: IntTensor<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
+        pages: OptionalInt<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
         q_norm: OptionalFloat<Self>,
@@ -128,9 +137,10 @@ impl DecodeBackend for Flex {
         shape: AttentionShape,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let norms = q_norm.into_option().zip(k_norm.into_option());
+        let table = pages.into_option().map(contiguous);
         with_type!(
             qkv.dtype(),
-            attention(qkv, rows, keys, values, [cos, sin], norms, shape)
+            attention(qkv, rows, [keys, values], table, [cos, sin], norms, shape)
         )
     }
 
@@ -195,6 +205,11 @@ fn owned(tensor: FloatTensor<Flex>) -> FloatTensor<Flex> {
     } else {
         tensor.to_contiguous()
     }
+}
+
+/// Returns a contiguous tensor of words, whose storage starts with its first word.
+fn contiguous(words: IntTensor<Flex>) -> IntTensor<Flex> {
+    words.to_contiguous()
 }
 
 /// Returns the values of a contiguous tensor of dtype `T`.
@@ -262,19 +277,25 @@ fn head<T: Float>(x: FloatTensor<Flex>, table: FloatTensor<Flex>) -> FloatTensor
 fn write_cache<T: Float>(
     cache: FloatTensor<Flex>,
     new: FloatTensor<Flex>,
+    table: Option<IntTensor<Flex>>,
+    shape: CacheShape,
     slot: usize,
     start: usize,
 ) -> FloatTensor<Flex> {
-    let (shape, [_, _, seq, head_dim]) =
-        (CacheShape::from(cache.shape().dims()), new.shape().dims());
+    let [_, _, seq, head_dim] = new.shape().dims();
+    let table = table.as_ref().map(|table| table.storage::<i32>());
     let (mut cache, new) = (owned(cache), as_type::<T>(new));
     let memory = cache.storage_mut::<T>();
     for (head, new) in values::<T>(&new)
         .chunks_exact((seq * head_dim).max(1))
         .enumerate()
     {
-        let place = shape.element(slot, head, start);
-        memory[place..place + new.len()].copy_from_slice(new);
+        let mut new = new;
+        for run in shape.runs(table, [slot, head], start..start + seq) {
+            let (of_page, rest) = new.split_at(run.len());
+            memory[run].copy_from_slice(of_page);
+            new = rest;
+        }
     }
     cache
 }
@@ -282,8 +303,8 @@ fn write_cache<T: Float>(
 fn attention<T: Float>(
     qkv: FloatTensor<Flex>,
     rows: IntTensor<Flex>,
-    keys: FloatTensor<Flex>,
-    cache_values: FloatTensor<Flex>,
+    [keys, cache_values]: [FloatTensor<Flex>; 2],
+    page_table: Option<IntTensor<Flex>>,
     tables: [FloatTensor<Flex>; 2],
     norms: Option<(FloatTensor<Flex>, FloatTensor<Flex>)>,
     shape: AttentionShape,
@@ -296,6 +317,7 @@ fn attention<T: Float>(
     let (mut keys, mut cache_values) = (owned(keys), owned(cache_values));
     let attention = Attention {
         shape,
+        pages: page_table.as_ref().map(|table| table.storage::<i32>()),
         cos: cos.storage(),
         sin: sin.storage(),
         norms: norms
@@ -309,7 +331,10 @@ fn attention<T: Float>(
         cache_values.storage_mut(),
     );
     (
-        tensor::<T>(out, Shape::new([shape.rows, shape.heads * shape.head_dim])),
+        tensor::<T>(
+            out,
+            Shape::new([shape.rows, shape.heads * shape.cache.head_dim]),
+        ),
         keys,
         cache_values,
     )

@@ -5,13 +5,15 @@ pub(crate) mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 
+use crate::cache::CacheShape;
 use crate::kernels::attention::AttentionShape;
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Shape};
 use burn_marlin::backend::{
-    OptionalFloat, OptionalFloatMetadata, QuantTensors, QuantTensorsMetadata, linear_shape,
+    OptionalFloat, OptionalFloatMetadata, OptionalInt, OptionalIntMetadata, QuantTensors,
+    QuantTensorsMetadata, linear_shape,
 };
 use marlin_format::WeightDescriptor;
 use marlin_kernels::Epilogue;
@@ -79,12 +81,14 @@ pub trait DecodeBackend: Backend {
     #[fusion(meta = product_spec)]
     fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// Writes `new` [1, kv_heads, seq, head_dim] to slot `slot` of a cache [slots, kv_heads,
-    /// max_len, head_dim], from position `start` on.
-    #[fusion(meta = |cache: &TensorSpec, _: &TensorSpec, _: &usize, _: &usize| cache.clone())]
+    /// Writes `new` [1, kv_heads, seq, head_dim] to slot `slot` of a cache, from position `start`
+    /// on. `pages` is the page table if the cache has pages.
+    #[fusion(meta = |cache: &TensorSpec, _: &TensorSpec, _: &OptionalIntMetadata, _: &CacheShape, _: &usize, _: &usize| cache.clone())]
     fn decode_write_cache(
         cache: FloatTensor<Self>,
         new: FloatTensor<Self>,
+        #[extension_type] pages: OptionalInt<Self>,
+        shape: CacheShape,
         slot: usize,
         start: usize,
     ) -> FloatTensor<Self>;
@@ -95,7 +99,7 @@ pub trait DecodeBackend: Backend {
     -> IntTensor<Self>;
 
     /// Computes the attention of a step or of prompts, as the pass of `shape` says. Returns the
-    /// output, the keys and the values. `words` are the arrival counters of a step, or the tiles of
+    /// output, the keys and the values. `pages` is the page table if the cache has pages; `words` are the arrival counters of a step, or the tiles of
     /// prompts.
     #[fusion(meta = attention_spec)]
     #[allow(
@@ -107,6 +111,7 @@ pub trait DecodeBackend: Backend {
         rows: IntTensor<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
+        #[extension_type] pages: OptionalInt<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
         #[extension_type] q_norm: OptionalFloat<Self>,
@@ -176,6 +181,7 @@ fn attention_spec(
     _rows: &TensorSpec,
     keys: &TensorSpec,
     values: &TensorSpec,
+    _pages: &OptionalIntMetadata,
     _cos: &TensorSpec,
     _sin: &TensorSpec,
     _q_norm: &OptionalFloatMetadata,
@@ -184,7 +190,7 @@ fn attention_spec(
     shape: &AttentionShape,
 ) -> (TensorSpec, TensorSpec, TensorSpec) {
     let out = TensorSpec::new(
-        Shape::new([shape.rows, shape.heads * shape.head_dim]),
+        Shape::new([shape.rows, shape.heads * shape.cache.head_dim]),
         qkv.dtype,
     );
     (out, keys.clone(), values.clone())

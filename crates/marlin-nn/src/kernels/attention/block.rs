@@ -2,7 +2,7 @@
 
 use super::config::AttentionConfig;
 use super::shape::AttentionPass;
-use crate::cache::head_start;
+use crate::cache::CacheLengths;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
@@ -11,9 +11,7 @@ use cubecl::std::FastDivmod;
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct AttentionSizes {
     pub heads: u32,
-    pub kv_heads: u32,
-    pub slots: u32,
-    pub max_len: u32,
+    pub cache: CacheLengths,
     /// The number of positions of the sliding window; `u32::MAX` without a window.
     pub window: u32,
     /// The planned number of splits of a sequence
@@ -38,8 +36,7 @@ pub(super) struct WorkTile {
     pub kv_head: u32,
     /// True if the block has the first query heads of the key head.
     pub is_first: bool,
-    /// The index of the first vector of the slot's keys, and of its values, of this key head.
-    pub cache: usize,
+    pub slot: u32,
     /// The first cached position of the block's split.
     pub start: u32,
     /// One past the last cached position of the block's split.
@@ -76,13 +73,7 @@ pub(super) fn place(
         head: CUBE_POS_Y * comptime!(config.heads as u32),
         kv_head,
         is_first: kv_head * comptime!(config.parts as u32) == CUBE_POS_Y,
-        cache: head_start::<usize>(
-            slot,
-            kv_head,
-            sizes.kv_heads,
-            sizes.max_len,
-            comptime!(config.vectors() as u32),
-        ),
+        slot,
         start: first,
         end: after,
         cached,

@@ -128,6 +128,8 @@ pub struct AttentionConfig {
     pub is_split: bool,
     /// The kind of rows that the launch processes.
     pub pass: AttentionPass,
+    /// The number of positions of a page, if the cache has pages.
+    pub page_size: Option<usize>,
     /// True if buffers and shared memory of scalars are accessed through views as vectors. CubeCL
     /// 0.11.3 cannot compile such a view to a shader.
     pub has_views: bool,
@@ -138,12 +140,12 @@ pub struct AttentionConfig {
 
 impl AttentionConfig {
     pub(super) fn new(shape: &AttentionShape, target: &AttentionTarget, is_split: bool) -> Self {
-        let vectors = shape.head_dim / VECTOR;
+        let vectors = shape.cache.head_dim / VECTOR;
         let lanes = vectors
             .next_power_of_two()
             .min(power_of_two_below(target.plane));
         let lane_vectors = vectors.div_ceil(lanes);
-        let group = shape.heads / shape.kv_heads;
+        let group = shape.heads / shape.cache.kv_heads;
         let most = (OUTPUT_VECTORS / lane_vectors).max(1);
         // If a key head has more query heads than a block can hold, the query heads are divided
         // evenly among blocks, and each block reads the keys again.
@@ -165,7 +167,7 @@ impl AttentionConfig {
             2
         };
         Self {
-            head_dim: shape.head_dim,
+            head_dim: shape.cache.head_dim,
             rotary_dim: shape.rotary_dim,
             heads,
             parts: group / heads,
@@ -174,6 +176,7 @@ impl AttentionConfig {
             positions,
             is_split,
             pass: shape.pass,
+            page_size: shape.cache.pages.map(|pages| pages.size),
             has_views: true,
             uses_pdl: false,
         }

@@ -7,6 +7,7 @@ use super::lane_group::{F8, load};
 use super::shape::AttentionPass;
 use super::softmax::{Sums, accumulate, score, start};
 use super::stage::{stage, stage_queries, write_token};
+use crate::cache::CacheLengths;
 use crate::kernels::SequenceState;
 use cubecl::prelude::*;
 use marlin_kernels::pdl::{launch_dependents, wait};
@@ -22,6 +23,7 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     state: &[i32],
     keys: &mut [Vector<H, W>],
     values: &mut [Vector<H, W>],
+    pages: ComptimeOption<&[i32]>,
     cos: &[f32],
     sin: &[f32],
     q_norm: ComptimeOption<&[F]>,
@@ -35,8 +37,8 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     #[define(H)] _held: ElemType,
 ) {
     launch_dependents(config.uses_pdl);
-    // The cached positions and the state that a step reads are complete before the pass begins. The
-    // rows of prompts attend to keys and values that the previous kernel writes.
+    // The cached positions, the page table and the state that a step reads are complete before the
+    // pass begins. The rows of prompts attend to keys and values that the previous kernel writes.
     let is_step = comptime!(config.pass == AttentionPass::Step);
     wait(comptime!(config.uses_pdl && !is_step));
     let row = CUBE_POS_Z;
@@ -46,7 +48,8 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
         state[(row * comptime!(SequenceState::WORDS as u32) + comptime!(SequenceState::SLOT as u32))
             as usize],
     );
-    let has_row = position >= 0 && u32::cast_from(position) < sizes.max_len && slot < sizes.slots;
+    let has_row =
+        position >= 0 && u32::cast_from(position) < sizes.cache.max_len && slot < sizes.cache.slots;
     let place = place(
         row,
         if has_row {
@@ -65,8 +68,24 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     let mut key = Array::<Vector<H, W>>::new(held);
     let mut value = Array::<Vector<H, W>>::new(held);
     if has_row && place.start < place.end {
-        load(&*keys, &mut key, place.start, &place, config);
-        load(&*values, &mut value, place.start, &place, config);
+        load(
+            &*keys,
+            &pages,
+            &mut key,
+            place.start,
+            &place,
+            &sizes.cache,
+            config,
+        );
+        load(
+            &*values,
+            &pages,
+            &mut value,
+            place.start,
+            &place,
+            &sizes.cache,
+            config,
+        );
     }
 
     wait(comptime!(config.uses_pdl && is_step));
@@ -103,10 +122,19 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     };
     start(&mut sums, &staged, &place, config);
     if comptime!(is_step) && place.has_token && place.is_first {
-        write_token::<F, H, W>(keys, values, &staged, &place, config);
+        write_token::<F, H, W>(keys, values, &pages, &staged, &place, &sizes.cache, config);
     }
     attend::<F, H, W>(
-        &*keys, &*values, &mut key, &mut value, &staged, &mut sums, &place, config,
+        &*keys,
+        &*values,
+        &pages,
+        &mut key,
+        &mut value,
+        &staged,
+        &mut sums,
+        &place,
+        &sizes.cache,
+        config,
     );
     finish(
         &sums,
@@ -125,11 +153,13 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
 fn attend<F: Float, H: Numeric, W: Size>(
     keys: &[Vector<H, W>],
     values: &[Vector<H, W>],
+    pages: &ComptimeOption<&[i32]>,
     key: &mut Array<Vector<H, W>>,
     value: &mut Array<Vector<H, W>>,
     staged: &Shared<[f32]>,
     sums: &mut Sums,
     place: &WorkTile,
+    lengths: &CacheLengths,
     #[comptime] config: AttentionConfig,
 ) {
     // The next keys and values are loaded as soon as their registers are free. Past the end of the
@@ -139,9 +169,9 @@ fn attend<F: Float, H: Numeric, W: Size>(
     while first < place.end {
         let mut scores = Array::<f32>::new(comptime!(config.heads * config.positions));
         score::<F, H, W>(&mut scores, &*key, staged, first, place, config);
-        load(keys, key, first + tile, place, config);
+        load(keys, pages, key, first + tile, place, lengths, config);
         accumulate::<F, H, W>(sums, &mut scores, &*value, config);
-        load(values, value, first + tile, place, config);
+        load(values, pages, value, first + tile, place, lengths, config);
         first += tile;
     }
 }

@@ -3,6 +3,7 @@
 use super::block::WorkTile;
 use super::config::AttentionConfig;
 use super::shape::VECTOR;
+use crate::cache::{CacheLengths, position_start};
 use cubecl::prelude::*;
 use marlin_kernels::planes::plane_total;
 
@@ -16,9 +17,11 @@ pub(super) type F8 = Vector<f32, N>;
 #[cube]
 pub(super) fn load<H: Numeric, W: Size>(
     cache: &[Vector<H, W>],
+    pages: &ComptimeOption<&[i32]>,
     held: &mut Array<Vector<H, W>>,
     first: u32,
     place: &WorkTile,
+    lengths: &CacheLengths,
     #[comptime] config: AttentionConfig,
 ) {
     let (vectors, count) = comptime!((config.vectors() as u32, config.lane_vectors()));
@@ -28,10 +31,18 @@ pub(super) fn load<H: Numeric, W: Size>(
             first + u32::cast_from(i) * comptime!(config.lane_groups() as u32) + place.lane_group,
             place.end - 1,
         );
+        let start = position_start::<usize>(
+            pages,
+            place.slot,
+            place.kv_head,
+            position,
+            lengths,
+            config.page_size,
+            vectors,
+        );
         #[unroll(config.unrolls())]
         for j in 0..count {
-            let vector = lane_vector(j, place, config);
-            held[i * count + j] = cache[place.cache + (position * vectors + vector) as usize];
+            held[i * count + j] = cache[start + lane_vector(j, place, config) as usize];
         }
     }
 }

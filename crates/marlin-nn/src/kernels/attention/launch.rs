@@ -3,6 +3,7 @@ use super::config::{AttentionConfig, AttentionTarget, KeyValueType};
 use super::kernel;
 use super::plan::AttentionPlan;
 use super::shape::{AttentionShape, VECTOR};
+use crate::cache::CacheLengthsLaunch;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_kernels::pdl;
@@ -18,11 +19,14 @@ pub struct AttentionArgs {
     /// The [`SequenceState`](crate::kernels::SequenceState)s of the rows, i32 [rows,
     /// [`SequenceState::WORDS`](crate::kernels::SequenceState::WORDS)].
     pub state: BufferArg,
-    /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and rotated. A step
-    /// writes each token's key at its row's slot and position.
+    /// The cache of keys [pages, kv_heads, page_size, head_dim]
+    /// ([`CacheShape`](crate::CacheShape)), normalised and rotated. A step writes each token's key
+    /// at its row's slot and position.
     pub keys: BufferArg,
     /// The cache of values, in the same shape as `keys`.
     pub values: BufferArg,
+    /// The page table, i32 [slots, pages of a slot]; present if and only if the cache has pages.
+    pub pages: Option<BufferArg>,
     /// The table of cosines, f32 [max_positions, rotary_dim / 2]. Features `i` and `i +
     /// rotary_dim / 2` of a head are rotated as a pair.
     pub cos: BufferArg,
@@ -67,8 +71,7 @@ pub fn attention(
     }
     tracing::trace!(%shape, blocks = ?plan.blocks, "attention");
     let [blocks, groups, rows] = plan.blocks.map(|count| count as u32);
-    let [heads, kv_heads, slots, max_len] =
-        [shape.heads, shape.kv_heads, shape.slots, shape.max_len].map(|length| length as u32);
+    let heads = shape.heads as u32;
     let window = shape.window.map_or(u32::MAX, |window| window as u32);
     let [splits, least, most] =
         [plan.splits, plan.split_len[0], plan.split_len[1]].map(|length| length as u32);
@@ -94,6 +97,7 @@ pub fn attention(
             args.state,
             args.keys,
             args.values,
+            args.pages.into(),
             args.cos,
             args.sin,
             args.q_norm.into(),
@@ -102,7 +106,13 @@ pub fn attention(
             args.partials,
             args.arrival_counters,
             AttentionSizesLaunch::new(
-                heads, kv_heads, slots, max_len, window, splits, least, most, epsilon,
+                heads,
+                CacheLengthsLaunch::of(&shape.cache),
+                window,
+                splits,
+                least,
+                most,
+                epsilon,
             ),
             config,
             shape.dtype.elem(),
@@ -122,12 +132,12 @@ fn check(
 ) -> Result<(), KernelError> {
     shape.dtype.expect_on(client)?;
     expect_length(shape, "qkv", shape.rows * shape.columns(), args.qkv.len())?;
-    shape.expect_cache(&args.state, &args.keys, &args.values)?;
+    shape.expect_cache(&args.state, &args.keys, &args.values, &args.pages)?;
     shape.expect_parameters([&args.cos, &args.sin], [&args.q_norm, &args.k_norm])?;
     expect_length(
         shape,
         "output",
-        shape.rows * shape.heads * shape.head_dim,
+        shape.rows * shape.heads * shape.cache.head_dim,
         args.out.len(),
     )?;
     expect_at_least(shape, "partials", plan.partials(), args.partials.len())?;

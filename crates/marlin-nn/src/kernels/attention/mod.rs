@@ -7,7 +7,8 @@
 //!
 //! Supported are f16, bf16 and f32; any head_dim that is a multiple of 8 up to 512; any number of
 //! query heads per key head (GQA); rotary embedding of all features or the first ones; a sliding
-//! window; and rows of different slots and lengths. Sums are in f32. The same inputs give the same
+//! window; rows of different slots and lengths; and a cache of pages
+//! ([`CacheShape`](crate::CacheShape)). Sums are in f32. The same inputs give the same
 //! bits.
 //!
 //! The host rejects buffers whose length does not match the shape, and invalid shapes
@@ -31,6 +32,12 @@
 //! **The new token.** The block of the last split reads the token's key and value from shared
 //! memory, as the first position of its first lane group. Only that block writes the key and value
 //! to the cache, so no block waits for the write of another block.
+//!
+//! **Pages.** A lane group looks up the page of each of its positions before it loads a key, and
+//! again before it loads a value; the entries of the page table that a block reads are in the first
+//! level cache after the first tile. On an H200 a step of Llama 2 7B over pages of 64 positions
+//! takes 1.430 ms, and 1.424 ms without pages; with 64 sequences 4.58 ms and 4.55 ms. Pages of 32
+//! and 128 positions are up to 5 % slower for one sequence of 2048 positions.
 //!
 //! **Overlap.** In a step, a block reads its row's state and loads its first keys and values before
 //! it [waits](marlin_kernels::pdl) for the previous kernels. No other kernel of a step writes these

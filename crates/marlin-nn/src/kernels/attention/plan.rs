@@ -115,6 +115,7 @@ impl AttentionPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::{CacheShape, Pages};
     use crate::kernels::attention::shape::VECTOR;
     use marlin_kernels::ActivationDtype;
 
@@ -133,11 +134,8 @@ mod tests {
         AttentionShape {
             rows,
             heads,
-            kv_heads,
-            head_dim: 128,
+            cache: CacheShape::from([rows, kv_heads, max_len, 128]),
             rotary_dim: 128,
-            slots: rows,
-            max_len,
             max_positions: max_len,
             window: None,
             norm_epsilon: None,
@@ -228,7 +226,7 @@ mod tests {
             for group in 1..=16 {
                 for head_dim in (8..=512).step_by(8) {
                     let shape = AttentionShape {
-                        head_dim,
+                        cache: CacheShape::from([1, 2, 64, head_dim]),
                         rotary_dim: head_dim,
                         ..shape(1, 2 * group, 2, 64)
                     };
@@ -253,25 +251,26 @@ mod tests {
     #[test]
     fn invalid_shapes_are_rejected() {
         let good = shape(2, 8, 4, 64);
+        let with_cache = |change: fn(&mut CacheShape)| {
+            let mut shape = good;
+            change(&mut shape.cache);
+            shape
+        };
         assert_eq!(good.check(), Ok(()));
+        let paged = with_cache(|cache| cache.pages = Some(Pages { count: 9, size: 16 }));
+        assert_eq!(paged.check(), Ok(()));
         for bad in [
+            with_cache(|cache| cache.kv_heads = 3),
+            with_cache(|cache| cache.kv_heads = 0),
             AttentionShape {
-                kv_heads: 3,
-                ..good
-            },
-            AttentionShape {
-                kv_heads: 0,
-                ..good
-            },
-            AttentionShape {
-                head_dim: 100,
                 rotary_dim: 100,
-                ..good
+                ..with_cache(|cache| cache.head_dim = 100)
             },
-            AttentionShape {
-                head_dim: 520,
-                ..good
-            },
+            with_cache(|cache| cache.head_dim = 520),
+            with_cache(|cache| cache.max_len = 0),
+            with_cache(|cache| cache.pages = Some(Pages { count: 0, size: 16 })),
+            with_cache(|cache| cache.pages = Some(Pages { count: 9, size: 8 })),
+            with_cache(|cache| cache.pages = Some(Pages { count: 9, size: 48 })),
             AttentionShape {
                 rotary_dim: 130,
                 ..good
@@ -288,7 +287,6 @@ mod tests {
                 window: Some(0),
                 ..good
             },
-            AttentionShape { max_len: 0, ..good },
         ] {
             assert!(
                 matches!(bad.check(), Err(KernelError::Shape { .. })),
@@ -297,19 +295,18 @@ mod tests {
         }
         for large in [
             AttentionShape {
-                max_len: 1 << 31,
                 max_positions: 1 << 31,
-                ..good
+                ..with_cache(|cache| cache.max_len = 1 << 31)
             },
-            AttentionShape {
-                slots: usize::MAX,
-                ..good
-            },
+            with_cache(|cache| cache.slots = usize::MAX),
+            with_cache(|cache| {
+                let (count, size) = (1 << 30, 16);
+                cache.pages = Some(Pages { count, size });
+            }),
             AttentionShape {
                 rows: 60_000,
                 heads: 60_000,
-                kv_heads: 60_000,
-                ..good
+                ..with_cache(|cache| cache.kv_heads = 60_000)
             },
         ] {
             assert!(

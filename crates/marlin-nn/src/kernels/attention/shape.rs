@@ -1,12 +1,13 @@
 //! The shape of an attention, and its checks.
 
 use crate::MAX_PASS_ROWS;
-use crate::cache::CacheShape;
+use crate::cache::{CacheShape, Pages};
 use marlin_kernels::problem::expect_at_most;
 use marlin_kernels::{ActivationDtype, KernelError};
 use std::fmt;
 #[cfg(feature = "cubecl-runtime")]
 use {
+    crate::cache::write::expect_table,
     crate::kernels::SequenceState,
     cubecl::prelude::BufferArg,
     marlin_kernels::problem::{expect_length, expect_presence},
@@ -40,18 +41,13 @@ pub struct AttentionShape {
     pub pass: AttentionPass,
     /// The number of query heads.
     pub heads: usize,
-    /// The number of heads of the keys, which is also that of the values; a divisor of `heads`.
-    pub kv_heads: usize,
-    /// The number of features of a head: a multiple of 8, up to 512.
-    pub head_dim: usize,
     /// The number of features of a head that rotary embedding applies to: even, at most `head_dim`;
     /// 0 for none.
     pub rotary_dim: usize,
-    /// The number of slots of the cache, each of which holds one sequence.
-    pub slots: usize,
-    /// The number of positions of a slot.
-    pub max_len: usize,
-    /// The number of positions of the tables of cosines and sines: at least `max_len`.
+    /// The cache. Its number of heads divides `heads`, and its `head_dim` is a multiple of 8, up to
+    /// 512.
+    pub cache: CacheShape,
+    /// The number of positions of the tables of cosines and sines: at least the cache's `max_len`.
     pub max_positions: usize,
     /// The length of the sliding window, the token's own position included; at least 1.
     pub window: Option<usize>,
@@ -71,22 +67,29 @@ impl AttentionShape {
         let Self {
             rows,
             heads,
-            kv_heads,
-            head_dim,
             rotary_dim,
-            slots,
-            max_len,
+            cache,
             max_positions,
             ..
         } = *self;
+        let CacheShape {
+            slots,
+            kv_heads,
+            max_len,
+            head_dim,
+            pages,
+        } = cache;
         let refuse = |reason| {
             Err(KernelError::Shape {
                 problem: self.to_string(),
                 reason,
             })
         };
-        if [heads, kv_heads, head_dim, slots, max_len].contains(&0) {
+        if [heads, kv_heads, head_dim, slots, max_len].contains(&0) || cache.dims().contains(&0) {
             return refuse("a dimension is 0");
+        }
+        if pages.is_some_and(|pages| !pages.has_valid_size()) {
+            return refuse("the positions of a page must be a power of two, at least 16");
         }
         if !heads.is_multiple_of(kv_heads) {
             return refuse("the heads of keys must divide the query heads");
@@ -107,11 +110,15 @@ impl AttentionShape {
             return refuse("at most 65535 rows and heads");
         }
         // Only the cache may have 2^31 elements or more.
+        let [page_count, _, page_size, _] = cache.dims();
         let largest = [
             rows.saturating_mul(self.qkv_columns()),
-            max_len.saturating_mul(head_dim),
+            page_size.saturating_mul(head_dim),
             max_positions.saturating_mul(rotary_dim / 2),
-            slots.saturating_mul(kv_heads),
+            page_count.saturating_mul(kv_heads),
+            cache
+                .table_dims()
+                .map_or(1, |[slots, columns]| slots.saturating_mul(columns)),
             self.window.unwrap_or(1),
         ];
         expect_at_most(
@@ -128,17 +135,20 @@ impl AttentionShape {
 
     /// Returns the number of features of the qkv projection's output.
     pub fn qkv_columns(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
+        (self.heads + 2 * self.cache.kv_heads) * self.cache.head_dim
     }
 
-    /// Checks the buffer lengths of the rows of a launch, and of the caches of keys and of values.
+    /// Checks the buffer lengths of the rows of a launch, of the caches of keys and of values, and
+    /// of the page table.
     #[cfg(feature = "cubecl-runtime")]
     pub(in crate::kernels) fn expect_cache(
         &self,
         state: &BufferArg,
         keys: &BufferArg,
         values: &BufferArg,
+        table: &Option<BufferArg>,
     ) -> Result<(), KernelError> {
+        expect_table(self, &self.cache, table)?;
         expect_length(self, "state", self.rows * SequenceState::WORDS, state.len())?;
         expect_length(self, "keys", self.cache_elements(), keys.len())?;
         expect_length(self, "values", self.cache_elements(), values.len())
@@ -158,26 +168,16 @@ impl AttentionShape {
         for (operand, found) in [("norm of q", q_norm), ("norm of k", k_norm)] {
             expect_presence(self, operand, self.norm_epsilon.is_some(), found.is_some())?;
             if let Some(weight) = found {
-                expect_length(self, operand, self.head_dim, weight.len())?;
+                expect_length(self, operand, self.cache.head_dim, weight.len())?;
             }
         }
         Ok(())
     }
 
-    /// Returns the shape of the cache of keys, which is also that of the cache of values.
-    pub fn cache(&self) -> CacheShape {
-        CacheShape {
-            slots: self.slots,
-            kv_heads: self.kv_heads,
-            max_len: self.max_len,
-            head_dim: self.head_dim,
-        }
-    }
-
     /// Returns the number of elements of the cache of keys, which is also that of the cache of
     /// values.
     pub fn cache_elements(&self) -> usize {
-        self.cache().elements()
+        self.cache.elements()
     }
 
     /// Returns the number of features of a row of the attention's input: queries, keys and values
@@ -186,14 +186,15 @@ impl AttentionShape {
         if self.pass == AttentionPass::Step {
             self.qkv_columns()
         } else {
-            self.heads * self.head_dim
+            self.heads * self.cache.head_dim
         }
     }
 
     /// Returns the maximum number of positions that a row reads from the cache.
     pub(super) fn longest(&self) -> usize {
         let own = usize::from(self.pass == AttentionPass::Prompt);
-        (self.max_len - 1).min(self.window.unwrap_or(self.max_len) - 1) + own
+        let max_len = self.cache.max_len;
+        (max_len - 1).min(self.window.unwrap_or(max_len) - 1) + own
     }
 }
 
@@ -202,18 +203,26 @@ impl fmt::Display for AttentionShape {
         let Self {
             rows,
             heads,
-            kv_heads,
-            head_dim,
             rotary_dim,
-            slots,
-            max_len,
+            cache,
             dtype,
             ..
         } = self;
+        let CacheShape {
+            slots,
+            kv_heads,
+            max_len,
+            head_dim,
+            pages,
+        } = cache;
         write!(
             f,
             "attention of {rows} rows, {heads} heads, {kv_heads} kv heads of {head_dim} ({rotary_dim} rotary), "
         )?;
-        write!(f, "{slots} slots of {max_len} positions, {dtype}")
+        write!(f, "{slots} slots of {max_len} positions, ")?;
+        if let Some(Pages { count, size }) = pages {
+            write!(f, "{count} pages of {size}, ")?;
+        }
+        write!(f, "{dtype}")
     }
 }

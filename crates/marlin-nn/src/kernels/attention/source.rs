@@ -4,6 +4,7 @@ use super::AttentionConfig;
 use super::block::AttentionSizesCompilationArg;
 use super::config::KeyValueType;
 use super::kernel::attention::Attention;
+use crate::cache::CacheLengthsCompilationArg;
 use cubecl::CompilationError;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
@@ -34,6 +35,7 @@ pub fn source(
         buffer(),
         buffer(),
         buffer(),
+        optional(config.page_size.is_some()),
         buffer(),
         buffer(),
         norm(),
@@ -43,9 +45,12 @@ pub fn source(
         buffer(),
         AttentionSizesCompilationArg {
             heads: (),
-            kv_heads: (),
-            slots: (),
-            max_len: (),
+            cache: CacheLengthsCompilationArg {
+                slots: (),
+                kv_heads: (),
+                max_len: (),
+                pages: (),
+            },
             window: (),
             splits: Divmod::Fast,
             split_least: (),

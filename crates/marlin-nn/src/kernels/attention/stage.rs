@@ -6,6 +6,7 @@ use super::config::AttentionConfig;
 use super::lane_group::{
     F8, add_dot, has_vector, lane_group_sum, lane_vector, narrow, shared_vector, vector,
 };
+use crate::cache::{CacheLengths, position_start};
 use cubecl::prelude::*;
 
 /// Stores the block's query heads of a prompt's token, times 1 / sqrt(head_dim), in shared memory.
@@ -71,7 +72,7 @@ pub(super) fn stage<F: Float>(
         );
         let head = index / head_dim;
         let feature = index % head_dim;
-        let base = (place.row * (sizes.heads + 2 * sizes.kv_heads)
+        let base = (place.row * (sizes.heads + 2 * sizes.cache.kv_heads)
             + source(head, place, sizes, config))
             * head_dim;
         x[round] = f32::cast_from(qkv[(base + feature) as usize]);
@@ -136,7 +137,7 @@ fn source(
     if head < comptime!(config.heads as u32) {
         place.head + head
     } else {
-        sizes.heads + (head - comptime!(config.heads as u32)) * sizes.kv_heads + place.kv_head
+        sizes.heads + (head - comptime!(config.heads as u32)) * sizes.cache.kv_heads + place.kv_head
     }
 }
 
@@ -150,7 +151,7 @@ fn norm<F: Float>(
     sizes: &AttentionSizes,
     #[comptime] config: AttentionConfig,
 ) {
-    let rows = place.row * (sizes.heads + 2 * sizes.kv_heads);
+    let rows = place.row * (sizes.heads + 2 * sizes.cache.kv_heads);
     #[unroll]
     for round in 0..comptime!((config.heads + 1).div_ceil(config.lane_groups())) {
         // A lane group without a head repeats the last head, because all lanes of a plane must take
@@ -205,15 +206,26 @@ fn norm_weight<F: Float>(
 pub(super) fn write_token<F: Float, H: Numeric, W: Size>(
     keys: &mut [Vector<H, W>],
     values: &mut [Vector<H, W>],
+    pages: &ComptimeOption<&[i32]>,
     staged: &Shared<[f32]>,
     place: &WorkTile,
+    lengths: &CacheLengths,
     #[comptime] config: AttentionConfig,
 ) {
     let vectors = comptime!(config.vectors() as u32);
+    let start = position_start::<usize>(
+        pages,
+        place.slot,
+        place.kv_head,
+        place.position,
+        lengths,
+        config.page_size,
+        vectors,
+    );
     for round in 0..comptime!(config.vectors().div_ceil(config.threads) as u32) {
         let vector = round * comptime!(config.threads as u32) + UNIT_POS_X;
         if vector < vectors {
-            let index = place.cache + (place.position * vectors + vector) as usize;
+            let index = start + vector as usize;
             let first = comptime!(config.heads as u32) * vectors + vector;
             keys[index] = narrow::<F, H, W>(shared_vector(staged, first as usize, config));
             values[index] =

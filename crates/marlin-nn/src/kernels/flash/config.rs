@@ -1,6 +1,7 @@
 //! The compile-time parameters and the arguments of both kernels.
 
 use super::tiles::TILE_WORDS;
+use crate::cache::CacheLengths;
 use crate::kernels::SequenceState;
 use cubecl::prelude::*;
 
@@ -11,6 +12,8 @@ pub struct FlashConfig {
     pub head_dim: usize,
     /// True if the dtype is bf16; false if it is f16.
     pub bf16: bool,
+    /// The number of positions of a page, if the cache has pages.
+    pub page_size: Option<usize>,
 }
 
 impl FlashConfig {
@@ -34,11 +37,9 @@ impl FlashConfig {
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct FlashLengths {
     pub heads: u32,
-    pub kv_heads: u32,
     /// The number of query heads of a key head.
     pub group: u32,
-    pub slots: u32,
-    pub max_len: u32,
+    pub cache: CacheLengths,
     /// The number of positions of the sliding window; `u32::MAX` without a window.
     pub window: u32,
 }
@@ -67,8 +68,8 @@ impl TileRows {
         let position = state[(words + comptime!(SequenceState::POSITION as u32)) as usize];
         let slot = u32::cast_from(state[(words + comptime!(SequenceState::SLOT as u32)) as usize]);
         if position < 0
-            || u32::cast_from(position) + count > lengths.max_len
-            || slot >= lengths.slots
+            || u32::cast_from(position) + count > lengths.cache.max_len
+            || slot >= lengths.cache.slots
         {
             count = 0u32.runtime();
         }

@@ -1,6 +1,7 @@
 use super::config::{FlashConfig, FlashLengthsLaunch};
 use super::tiles::{TILE_ROWS, TILE_WORDS};
 use super::{mma_sync, wgmma};
+use crate::cache::CacheLengthsLaunch;
 use crate::kernels::attention::AttentionShape;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -22,11 +23,14 @@ pub struct FlashArgs {
     pub state: BufferArg,
     /// The tiles of the rows ([`tiles`](super::tiles())), i32 [tiles, [`TILE_WORDS`]].
     pub tiles: BufferArg,
-    /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and rotated. It already
-    /// contains the keys of the rows' own positions.
+    /// The cache of keys [pages, kv_heads, page_size, head_dim]
+    /// ([`CacheShape`](crate::CacheShape)), normalised and rotated. It already contains the keys of
+    /// the rows' own positions.
     pub keys: BufferArg,
     /// The cache of values, in the same shape as `keys`.
     pub values: BufferArg,
+    /// The page table, i32 [slots, pages of a slot]; present if and only if the cache has pages.
+    pub pages: Option<BufferArg>,
     /// The output [rows, heads head_dim]; rows in no tile are not written.
     pub out: BufferArg,
 }
@@ -48,16 +52,16 @@ pub fn takes(target: &Target, dtype: ActivationDtype, head_dim: usize) -> bool {
 pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result<(), KernelError> {
     shape.check()?;
     let target = Target::of(client);
-    if !takes(&target, shape.dtype, shape.head_dim) {
+    if !takes(&target, shape.dtype, shape.cache.head_dim) {
         let reason = "this attention needs CUDA, compute capability 8.0, f16 or bf16, and a head_dim of 16 to 256, a multiple of 16";
         return Err(KernelError::Shape {
             problem: shape.to_string(),
             reason,
         });
     }
-    let outputs = shape.rows * shape.heads * shape.head_dim;
+    let outputs = shape.rows * shape.heads * shape.cache.head_dim;
     let count = args.tiles.len() / TILE_WORDS;
-    shape.expect_cache(&args.state, &args.keys, &args.values)?;
+    shape.expect_cache(&args.state, &args.keys, &args.values, &args.pages)?;
     for (operand, expected, found) in [
         ("queries", outputs, &args.queries),
         ("tiles", count * TILE_WORDS, &args.tiles),
@@ -68,27 +72,23 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
     if count == 0 || shape.rows == 0 {
         return Ok(());
     }
-    let [heads, kv_heads, group, slots, max_len, tiles] = [
-        shape.heads,
-        shape.kv_heads,
-        shape.heads / shape.kv_heads,
-        shape.slots,
-        shape.max_len,
-        count,
-    ]
-    .map(|length| length as u32);
+    let [heads, group, tiles] =
+        [shape.heads, shape.heads / shape.cache.kv_heads, count].map(|length| length as u32);
     let window = shape.window.map_or(u32::MAX, |window| window as u32);
     let config = FlashConfig {
-        head_dim: shape.head_dim,
+        head_dim: shape.cache.head_dim,
         bf16: shape.dtype == ActivationDtype::BF16,
+        page_size: shape.cache.pages.map(|pages| pages.size),
     };
-    let lengths = FlashLengthsLaunch::new(heads, kv_heads, group, slots, max_len, window);
+    let lengths =
+        FlashLengthsLaunch::new(heads, group, CacheLengthsLaunch::of(&shape.cache), window);
     let FlashArgs {
         queries,
         state,
         tiles: table,
         keys,
         values,
+        pages,
         out,
     } = args;
     // SAFETY: the lengths of all buffers were checked against the shape that the kernels derive
@@ -103,20 +103,24 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
                     problem: shape.to_string(),
                 })
             };
-            let cache = [shape.slots * shape.kv_heads * shape.max_len, shape.head_dim];
+            let cache = [
+                shape.cache_elements() / shape.cache.head_dim,
+                shape.cache.head_dim,
+            ];
             wgmma::flash_wgmma::launch_unchecked(
                 client,
                 CubeCount::new_2d(heads, tiles),
                 CubeDim::new_1d(wgmma::THREADS as u32),
                 map(
                     queries,
-                    [shape.rows, shape.heads * shape.head_dim],
+                    [shape.rows, shape.heads * shape.cache.head_dim],
                     TILE_ROWS,
                 )?,
-                map(keys, cache, config.stage_keys())?,
-                map(values, cache, config.stage_keys())?,
+                map(keys, cache, config.box_keys())?,
+                map(values, cache, config.box_keys())?,
                 state,
                 table,
+                pages.into(),
                 out,
                 lengths,
                 config,
@@ -132,6 +136,7 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
                 table,
                 keys,
                 values,
+                pages.into(),
                 out,
                 lengths,
                 config,

@@ -3,7 +3,7 @@
 use super::config::{FlashConfig, FlashLengths, TileRows};
 use super::softmax::{Softmax, exponentials, mask, probabilities, write};
 use super::tiles::TILE_ROWS;
-use crate::cache::head_start;
+use crate::cache::position_start;
 use cubecl::prelude::*;
 use marlin_kernels::pdl::launch_dependents_and_wait;
 use marlin_kernels::ptx::{
@@ -48,6 +48,7 @@ pub(super) fn flash<F: Float>(
     tiles: &[i32],
     keys: &[F],
     values: &[F],
+    pages: ComptimeOption<&[i32]>,
     out: &mut [F],
     lengths: FlashLengths,
     #[comptime] config: FlashConfig,
@@ -88,35 +89,13 @@ pub(super) fn flash<F: Float>(
     let q = global_address::<F>(queries)
         + u64::cast_from(first_row) * u64::cast_from(q_stride)
         + u64::cast_from(head * head_bytes);
-    let cache_head = head_start::<u64>(
-        tile.slot,
-        head / lengths.group,
-        lengths.kv_heads,
-        lengths.max_len,
-        head_bytes,
-    );
-    let (keys, values) = (
-        global_address::<F>(keys) + cache_head,
-        global_address::<F>(values) + cache_head,
-    );
+    let (keys, values) = (global_address::<F>(keys), global_address::<F>(values));
 
     let mut first = tile.first_key(&lengths, comptime!(KEYS as u32));
     copy_rows(query_tile, q, q_stride, rows, config);
-    copy_rows(
-        key_tile,
-        keys + u64::cast_from(first * head_bytes),
-        head_bytes,
-        end - first,
-        config,
-    );
+    copy_positions(key_tile, keys, &pages, &tile, first, &lengths, config);
     cp_async_commit_group();
-    copy_rows(
-        value_tile,
-        values + u64::cast_from(first * head_bytes),
-        head_bytes,
-        end - first,
-        config,
-    );
+    copy_positions(value_tile, values, &pages, &tile, first, &lengths, config);
     cp_async_commit_group();
 
     // The offsets of the lane's rows of the matrices that `ldmatrix` reads. In fragments A and
@@ -193,13 +172,7 @@ pub(super) fn flash<F: Float>(
         }
         sync_cube();
         if next < end {
-            copy_rows(
-                key_tile,
-                keys + u64::cast_from(next * head_bytes),
-                head_bytes,
-                end - next,
-                config,
-            );
+            copy_positions(key_tile, keys, &pages, &tile, next, &lengths, config);
         }
         cp_async_commit_group();
 
@@ -251,13 +224,7 @@ pub(super) fn flash<F: Float>(
         }
         sync_cube();
         if next < end {
-            copy_rows(
-                value_tile,
-                values + u64::cast_from(next * head_bytes),
-                head_bytes,
-                end - next,
-                config,
-            );
+            copy_positions(value_tile, values, &pages, &tile, next, &lengths, config);
         }
         cp_async_commit_group();
         first = next;
@@ -269,8 +236,49 @@ pub(super) fn flash<F: Float>(
     write(&sums, &softmax, out, warp_row, rows, q_stride, config);
 }
 
-/// Starts the copies of up to [`KEYS`] rows of a head, `stride` bytes apart. Rows from `count` on
-/// are filled with zeros.
+/// Starts the copies of [`KEYS`] positions of the keys or the values, from `first` on. The rows of
+/// positions past the end of the tile are filled with zeros.
+#[cube]
+fn copy_positions(
+    to: u32,
+    cache: u64,
+    pages: &ComptimeOption<&[i32]>,
+    tile: &TileRows,
+    first: u32,
+    lengths: &FlashLengths,
+    #[comptime] config: FlashConfig,
+) {
+    let vectors = comptime!(config.head_dim as u32 / 8);
+    #[unroll]
+    for round in 0..comptime!(KEYS * config.head_dim / 8 / THREADS) {
+        let vector = UNIT_POS_X + comptime!((round * THREADS) as u32);
+        let (row, column) = (vector / vectors, vector % vectors);
+        let bytes = if first + row < tile.end() {
+            16u32.runtime()
+        } else {
+            0u32.runtime()
+        };
+        let source = cache
+            + position_start::<u64>(
+                pages,
+                tile.slot,
+                CUBE_POS_X / lengths.group,
+                min(first + row, tile.end() - 1),
+                &lengths.cache,
+                config.page_size,
+                comptime!(config.head_bytes() as u32),
+            )
+            + u64::cast_from(column * 16);
+        cp_async_16_or_zero(
+            to + row * comptime!(config.row_bytes() as u32) + column * 16,
+            source,
+            bytes,
+        );
+    }
+}
+
+/// Starts the copies of up to [`KEYS`] query rows of a head, `stride` bytes apart. Rows from
+/// `count` on are filled with zeros.
 #[cube]
 fn copy_rows(to: u32, from: u64, stride: u32, count: u32, #[comptime] config: FlashConfig) {
     let vectors = comptime!(config.head_dim as u32 / 8);

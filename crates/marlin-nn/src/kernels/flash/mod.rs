@@ -5,7 +5,8 @@
 //! values to the cache.
 //!
 //! Supported are NVIDIA cards from compute capability 8.0 on; f16 and bf16; any head_dim that is a
-//! multiple of 16 up to 256; any number of query heads per key head (GQA); and a sliding window.
+//! multiple of 16 up to 256; any number of query heads per key head (GQA); a sliding window; and a
+//! cache of pages ([`CacheShape`](crate::CacheShape)), which are copied page by page.
 //! Products and softmax are in f32; the exponentials are rounded to the dtype before they are
 //! multiplied by the values. The same inputs give the same bits. [`takes`] tells whether a device
 //! and a shape are supported; [`attention`](super::attention) computes the others.

@@ -2,7 +2,7 @@
 
 use super::config::{FlashConfig, FlashLengths, TileRows};
 use super::tiles::TILE_ROWS;
-use crate::cache::head_start;
+use crate::cache::position_start;
 use cubecl::prelude::*;
 use marlin_kernels::ptx::{
     cp_async_bulk_tensor_2d, lane, mbarrier_arrive, mbarrier_arrive_expect_tx,
@@ -21,6 +21,13 @@ impl FlashConfig {
     /// Returns the number of positions of keys and values in a stage.
     pub(super) const fn stage_keys(&self) -> usize {
         if self.head_dim <= 128 { 128 } else { 64 }
+    }
+
+    /// Returns the number of positions that one copy moves: those of a stage, or of a page if that
+    /// is shorter.
+    pub(super) fn box_keys(&self) -> usize {
+        self.page_size
+            .map_or(self.stage_keys(), |size| size.min(self.stage_keys()))
     }
 
     /// Returns the number of atoms of a row.
@@ -81,6 +88,7 @@ pub(super) fn produce(
     queries: u64,
     keys: u64,
     values: u64,
+    pages: &ComptimeOption<&[i32]>,
     tile: &TileRows,
     memory: &Memory,
     lengths: &FlashLengths,
@@ -105,13 +113,6 @@ pub(super) fn produce(
             memory.barriers,
         );
     }
-    let row = head_start::<u32>(
-        tile.slot,
-        CUBE_POS_X / lengths.group,
-        lengths.kv_heads,
-        lengths.max_len,
-        1u32,
-    );
     let end = tile.end();
     let mut first = tile.first_key(lengths, comptime!(config.stage_keys() as u32));
     let mut number = 0u32.runtime();
@@ -123,18 +124,24 @@ pub(super) fn produce(
             memory.keys,
             keys,
             memory.keys_full(stage),
-            row + first,
+            pages,
+            tile,
+            first,
             stage,
             parity,
+            lengths,
             config,
         );
         copy_stage(
             memory.values,
             values,
             memory.values_full(stage),
-            row + first,
+            pages,
+            tile,
+            first,
             stage,
             parity,
+            lengths,
             config,
         );
         first += comptime!(config.stage_keys() as u32);
@@ -142,26 +149,52 @@ pub(super) fn produce(
     }
 }
 
-/// Copies rows of the cache, from row `row` on, to a stage when the stage is empty. Rows past the
-/// end of the cache are filled with zeros.
+/// Copies the positions from `first` on to a stage when the stage is empty. The rows of positions
+/// past the end of the tile are undefined, or zeros past the end of the cache.
 #[cube]
 fn copy_stage(
     stages: u32,
     map: u64,
     full: u32,
-    row: u32,
+    pages: &ComptimeOption<&[i32]>,
+    tile: &TileRows,
+    first: u32,
     stage: u32,
     parity: u32,
+    lengths: &FlashLengths,
     #[comptime] config: FlashConfig,
 ) {
     mbarrier_wait_parity(full + 8, parity);
     mbarrier_arrive_expect_tx(full, comptime!(config.stage() as u32).runtime());
+    let keys = comptime!(config.box_keys() as u32);
     #[unroll]
-    for atom in 0..comptime!(config.atoms() as u32) {
-        let to = stages
-            + stage * comptime!(config.stage() as u32)
-            + comptime!(atom * config.key_atom() as u32);
-        cp_async_bulk_tensor_2d(to, map, comptime!(atom * ATOM as u32).runtime(), row, full);
+    for part in 0..comptime!(config.stage_keys() as u32 / keys) {
+        // The page table has no entry for a page past the end of the tile: the last page is copied
+        // again.
+        let position = if comptime!(part == 0) {
+            first
+        } else {
+            min(
+                first + comptime!(part * keys),
+                (tile.end() - 1) / keys * keys,
+            )
+        };
+        let row = position_start::<u32>(
+            pages,
+            tile.slot,
+            CUBE_POS_X / lengths.group,
+            position,
+            &lengths.cache,
+            config.page_size,
+            1u32,
+        );
+        #[unroll]
+        for atom in 0..comptime!(config.atoms() as u32) {
+            let to = stages
+                + stage * comptime!(config.stage() as u32)
+                + comptime!(atom * config.key_atom() as u32 + part * keys * ATOM_ROW as u32);
+            cp_async_bulk_tensor_2d(to, map, comptime!(atom * ATOM as u32).runtime(), row, full);
+        }
     }
 }
 

@@ -18,6 +18,8 @@ pub(super) struct AttentionTensors {
     pub rows: CubeTensor,
     pub keys: CubeTensor,
     pub values: CubeTensor,
+    /// The page table, if the cache has pages.
+    pub pages: Option<CubeTensor>,
     pub cos: CubeTensor,
     pub sin: CubeTensor,
     /// The weights of the RMSNorms of query heads and of key heads.
@@ -44,7 +46,7 @@ impl AttentionTensors {
         let client = &self.qkv.client;
         let queries = empty(
             &self.qkv,
-            Shape::new([shape.rows, shape.heads * shape.head_dim]),
+            Shape::new([shape.rows, shape.heads * shape.cache.head_dim]),
             self.qkv.dtype,
         );
         let [q_norm, k_norm] = self.norms.clone().map(|norm| norm.map(buffer));
@@ -58,9 +60,10 @@ impl AttentionTensors {
             queries: buffer(queries.clone()),
             keys: in_place(&self.keys),
             values: in_place(&self.values),
+            pages: self.pages.clone().map(buffer),
         };
         kernels::rope_cache(client, shape, args)?;
-        if !flash::takes(&Target::of(client), shape.dtype, shape.head_dim) {
+        if !flash::takes(&Target::of(client), shape.dtype, shape.cache.head_dim) {
             // Rows of prompts take no arrival_counters.
             return self.attend(queries, tiles, shape);
         }
@@ -71,6 +74,7 @@ impl AttentionTensors {
             tiles: buffer(tiles),
             keys: in_place(&self.keys),
             values: in_place(&self.values),
+            pages: self.pages.clone().map(buffer),
             out: buffer(out.clone()),
         };
         flash::flash(client, shape, args)?;
@@ -87,7 +91,7 @@ impl AttentionTensors {
         let plan = AttentionPlan::new(shape, &AttentionTarget::of(&client))?;
         let out = empty(
             &qkv,
-            Shape::new([shape.rows, shape.heads * shape.head_dim]),
+            Shape::new([shape.rows, shape.heads * shape.cache.head_dim]),
             qkv.dtype,
         );
         let partials = empty(&qkv, Shape::new([plan.partials().max(1)]), DType::F32);
@@ -97,6 +101,7 @@ impl AttentionTensors {
             state: buffer(self.rows.clone()),
             keys: in_place(&self.keys),
             values: in_place(&self.values),
+            pages: self.pages.clone().map(buffer),
             cos: buffer(self.cos.clone()),
             sin: buffer(self.sin.clone()),
             q_norm,

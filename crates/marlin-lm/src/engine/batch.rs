@@ -1,0 +1,593 @@
+//! Batches of tokens that the caller chooses, over a paged KV cache: the device's side of a server.
+
+mod chain;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::tensor::StreamId;
+use marlin_nn::ahead::CompiledAhead;
+use marlin_nn::{Pages, SequenceState, SequenceStatus};
+
+use self::chain::Chain;
+use super::executor::{ModelExecutor, ModelStep};
+use super::scheduler::{Executor, PromptChunk, check_prompt};
+use super::{MAX_SEQUENCES, RequestParams};
+use crate::model::CachePosition;
+use crate::sampling::SamplingError;
+use crate::suppression::Suppressed;
+use crate::{KvCache, Model, ModelError};
+
+/// Runs batches of tokens of several sequences through a model, over a KV cache of pages.
+///
+/// The engine has no queue and no policy: the caller assigns slots and pages to sequences, and
+/// decides which tokens each step computes. [`Engine`](crate::Engine) does these itself, without
+/// pages. What is said there about threads and graphs holds here, too.
+pub struct BatchEngine {
+    /// The stream of the model's weights.
+    stream: StreamId,
+    executor: ModelExecutor,
+    pages: Pages,
+    /// The maximum number of positions of a sequence.
+    window: usize,
+    vocab_size: usize,
+    /// The sequence of each slot.
+    sequences: Vec<Option<Sequence>>,
+    /// The number of sequences that were ever added.
+    added: u64,
+    /// The rows of the last decode step, whose tokens are on the device.
+    chain: Option<Chain>,
+    /// The steps that the caller has not finished, the oldest first.
+    steps: VecDeque<Started>,
+    next_step: u64,
+}
+
+/// Consecutive tokens of a prompt.
+#[derive(Debug, Clone, Copy)]
+pub struct PromptPart<'a> {
+    /// The slot of the sequence.
+    pub slot: usize,
+    /// The position of the first token. All positions before have their keys and values.
+    pub start: usize,
+    /// The token IDs.
+    pub tokens: &'a [u32],
+    /// The pages of the slot, at least up to the last position.
+    pub pages: &'a [u32],
+    /// True if the prompt ends with these tokens, so that the first new token is chosen.
+    pub ends: bool,
+}
+
+/// A token that continues a sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct DecodeToken<'a> {
+    /// The slot of the sequence.
+    pub slot: usize,
+    /// The token, or `None` if it is what the last step chose for the sequence, which the caller
+    /// need not have finished.
+    pub token: Option<u32>,
+    /// The position of the token. All positions before have their keys and values.
+    pub position: usize,
+    /// The pages of the slot, at least up to the position.
+    pub pages: &'a [u32],
+}
+
+/// The tokens that a row may choose.
+#[derive(Debug, Clone)]
+pub struct AllowedTokens {
+    /// The slot of the sequence.
+    pub slot: usize,
+    /// A bit for each token of the vocabulary: token `t` may be chosen if bit `t % 32` of word
+    /// `t / 32` is set.
+    pub words: Vec<u32>,
+}
+
+/// The outcome of a step for a part of a prompt, or for a decoded token.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BatchOutput {
+    /// The keys and values of a part that does not end its prompt were computed.
+    Computed,
+    /// The token that was chosen.
+    Token(u32),
+    /// No token could be chosen.
+    Failed(SamplingError),
+}
+
+/// A step that was started, for [`BatchEngine::finish`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a step is finished before the steps after it"]
+pub struct BatchStep(u64);
+
+/// A sequence in a slot.
+struct Sequence {
+    id: u64,
+    /// The row of the sequence, without token and position.
+    row: SequenceState,
+    suppressed: Option<Suppressed>,
+    /// True if the suppressed tokens on the device are those of [`AllowedTokens`].
+    is_masked: bool,
+    /// The last token that was chosen, if it is known to the host.
+    last: Option<u32>,
+    /// The number of tokens that steps in flight choose.
+    unknown: usize,
+    /// The pages that are on the device.
+    pages: Vec<u32>,
+}
+
+/// A step in flight.
+struct Started {
+    id: u64,
+    passes: Vec<StartedPass>,
+    outputs: Vec<BatchOutput>,
+}
+
+/// A pass of a step, with the index of the output, the slot and the id of the sequence of each of
+/// its rows that chooses a token.
+struct StartedPass {
+    step: ModelStep,
+    rows: Vec<(usize, usize, u64)>,
+}
+
+impl BatchEngine {
+    /// Creates an engine without sequences, with a KV cache of `pages` that up to `slots` sequences
+    /// share.
+    ///
+    /// # Errors
+    /// [`ModelError::TooManySequences`] if `slots` is not from 1 to [`MAX_SEQUENCES`], and
+    /// [`ModelError::CacheTooLarge`] if the pages do not fit the device, before anything is
+    /// allocated.
+    ///
+    /// # Panics
+    /// Panics if the size of a page is not a power of two, at least [`Pages::MIN_SIZE`].
+    pub fn new(model: Arc<Model>, slots: usize, pages: Pages) -> Result<Self, ModelError> {
+        if slots == 0 || slots > MAX_SEQUENCES {
+            return Err(ModelError::TooManySequences {
+                asked: slots,
+                max: MAX_SEQUENCES,
+            });
+        }
+        let (stream, window, vocab_size) =
+            (model.stream(), model.max_len(), model.config().vocab_size);
+        let executor = stream.executes(|| ModelExecutor::new(model, slots, Some(pages)))?;
+        Ok(Self {
+            stream,
+            executor,
+            pages,
+            window,
+            vocab_size,
+            sequences: (0..slots).map(|_| None).collect(),
+            added: 0,
+            chain: None,
+            steps: VecDeque::new(),
+            next_step: 0,
+        })
+    }
+
+    /// Returns the size in bytes of a page of `page_size` positions of a model's KV cache.
+    pub fn page_bytes(model: &Model, page_size: usize) -> usize {
+        KvCache::size_bytes(model.config(), 1, page_size, model.dtype())
+    }
+
+    /// Returns the free memory of a model's device in bytes; `None` if the device does not report
+    /// it.
+    pub fn free_memory(model: &Model) -> Option<usize> {
+        burn_marlin::device::free_memory(&model.device())
+    }
+
+    /// Returns the pages of the KV cache.
+    pub fn pages(&self) -> Pages {
+        self.pages
+    }
+
+    /// Returns the largest number of tokens that one pass over the weights computes. A step of more
+    /// takes several passes.
+    pub fn pass_tokens(&self) -> usize {
+        self.executor.chunk(false)
+    }
+
+    /// Implements [`Engine::warm_up`](crate::Engine::warm_up).
+    ///
+    /// # Panics
+    /// Panics if the engine has sequences.
+    pub fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
+        assert!(
+            self.sequences.iter().all(Option::is_none),
+            "the engine has sequences"
+        );
+        self.stream
+            .executes(|| self.executor.warm_up(prompt_tokens))
+    }
+
+    /// Implements [`Engine::compile_ahead`](crate::Engine::compile_ahead).
+    pub fn compile_ahead(&mut self, prompt_tokens: usize) -> CompiledAhead {
+        self.stream
+            .executes(|| self.executor.compile_ahead(prompt_tokens))
+    }
+
+    /// Returns true if the device runs a step beside the host, so that it helps to start the next
+    /// step before the last one is finished; false before the first step or
+    /// [`warm_up`](Self::warm_up).
+    pub fn runs_ahead(&self) -> bool {
+        self.executor.runs_ahead()
+    }
+
+    /// Takes a sequence into a free slot. `tokens` are its tokens so far: its prompt of
+    /// `prompt_len` tokens, then those that were chosen before the sequence was
+    /// [removed](Self::remove) from its slot to make room for others.
+    /// [`RequestParams::max_new_tokens`] is not applied.
+    ///
+    /// # Errors
+    /// [`ModelError::EmptyPrompt`], [`ModelError::PromptTooLong`], [`ModelError::Token`] for a
+    /// token outside the vocabulary, [`ModelError::Sampling`] for options outside their range and
+    /// empty bad words.
+    ///
+    /// # Panics
+    /// Panics if the slot is in use, or if there are fewer than `prompt_len` tokens.
+    pub fn add(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        prompt_len: usize,
+        params: &RequestParams,
+    ) -> Result<(), ModelError> {
+        assert!(
+            self.sequences[slot].is_none(),
+            "slot {slot} has a sequence already"
+        );
+        let (sampling, suppression) = (&params.sampling, &params.suppression);
+        sampling.validate()?;
+        suppression.validate()?;
+        check_prompt(tokens, self.window, self.vocab_size)?;
+        let (prompt, new) = tokens.split_at(prompt_len);
+        let mut suppressed = Suppressed::new(suppression, &params.stop_tokens, prompt);
+        if let Some(suppressed) = &mut suppressed {
+            new.iter().for_each(|&token| suppressed.push(token));
+        }
+        self.stream
+            .executes(|| self.executor.set_token_bitmap(slot, tokens));
+        self.added += 1;
+        self.sequences[slot] = Some(Sequence {
+            id: self.added,
+            row: SequenceState {
+                suppresses: suppressed.is_some(),
+                ..sampling.row(0, 0, slot as u32, params.seed)
+            },
+            suppressed,
+            is_masked: false,
+            last: None,
+            unknown: 0,
+            pages: Vec::new(),
+        });
+        Ok(())
+    }
+
+    /// Removes the sequence of a slot, if it has one. What steps in flight compute for it is
+    /// written to its pages.
+    pub fn remove(&mut self, slot: usize) {
+        self.sequences[slot] = None;
+        self.chain.iter_mut().for_each(|chain| chain.remove(slot));
+    }
+
+    /// Starts a step: parts of prompts, and tokens that continue sequences. Does not wait for the
+    /// device, unless the step needs tokens on the host that a step in flight chooses: to compute
+    /// decoded tokens beside prompts, or for a sequence with [`AllowedTokens`] or with bad words of
+    /// several tokens.
+    ///
+    /// `allowed` has at most one entry for each slot.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    ///
+    /// # Panics
+    /// Panics if a slot has no sequence, if it has more than one entry, if positions or pages are
+    /// outside the cache, or if a token is neither given nor known.
+    pub fn start(
+        &mut self,
+        prompts: &[PromptPart<'_>],
+        tokens: &[DecodeToken<'_>],
+        allowed: Vec<AllowedTokens>,
+    ) -> Result<BatchStep, ModelError> {
+        self.stream
+            .executes(|| self.start_on_stream(prompts, tokens, allowed))
+    }
+
+    /// Waits for a step, and returns the outcomes: of each part of a prompt, then of each token.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    ///
+    /// # Panics
+    /// Panics if another step was started before, and is not finished.
+    pub fn finish(&mut self, step: BatchStep) -> Result<Vec<BatchOutput>, ModelError> {
+        let first = self.steps.front().map(|step| step.id);
+        assert_eq!(first, Some(step.0), "steps are finished in order, once");
+        self.stream.executes(|| self.wait(1))?;
+        Ok(self
+            .steps
+            .pop_front()
+            .map_or(Vec::new(), |step| step.outputs))
+    }
+
+    fn start_on_stream(
+        &mut self,
+        prompts: &[PromptPart<'_>],
+        tokens: &[DecodeToken<'_>],
+        allowed: Vec<AllowedTokens>,
+    ) -> Result<BatchStep, ModelError> {
+        let of_prompts = prompts.iter().map(|part| (part.slot, part.pages));
+        let of_tokens = tokens.iter().map(|token| (token.slot, token.pages));
+        for (slot, pages) in of_prompts.chain(of_tokens) {
+            let sequence = sequence(&mut self.sequences, slot);
+            if sequence.pages != pages {
+                self.executor.set_pages(slot, pages);
+                pages.clone_into(&mut sequence.pages);
+            }
+        }
+        // The slots whose next token this step chooses.
+        let ended = prompts.iter().filter(|part| part.ends);
+        let choosing: Vec<usize> = ended
+            .map(|part| part.slot)
+            .chain(tokens.iter().map(|token| token.slot))
+            .collect();
+        let is_mixed = !prompts.is_empty() && !tokens.is_empty() && {
+            let rows: Vec<SequenceState> = tokens.iter().map(|token| self.row(token)).collect();
+            self.executor.mixes(&rows)
+        };
+        let depends = choosing.iter().any(|&slot| {
+            let sequence = self.sequences[slot].as_ref();
+            sequence.is_some_and(Sequence::depends_on_tokens)
+        });
+        if is_mixed || depends || !allowed.is_empty() {
+            self.wait(self.steps.len())?;
+        }
+        self.suppress(&choosing, allowed);
+
+        let id = self.next_step;
+        self.next_step += 1;
+        let mut passes = Vec::new();
+        if !prompts.is_empty() {
+            let mixed = if is_mixed { tokens } else { &[] };
+            passes = self.prefill(prompts, mixed);
+        }
+        if !tokens.is_empty() && !is_mixed {
+            passes.push(self.decode(tokens, prompts.len())?);
+        }
+        for &slot in &choosing {
+            sequence(&mut self.sequences, slot).unknown += 1;
+        }
+        self.steps.push_back(Started {
+            id,
+            passes,
+            outputs: vec![BatchOutput::Computed; prompts.len() + tokens.len()],
+        });
+        Ok(BatchStep(id))
+    }
+
+    /// Sets the suppressed tokens of slots for the choice of their next token.
+    fn suppress(&mut self, slots: &[usize], mut allowed: Vec<AllowedTokens>) {
+        for &slot in slots {
+            let sequence = sequence(&mut self.sequences, slot);
+            let mask = allowed.iter().position(|allowed| allowed.slot == slot);
+            if mask.is_some() || sequence.is_masked {
+                // A mask replaces what is on the device, which is written anew after the last mask.
+                sequence.forget_suppressed();
+            }
+            let unknown = sequence.unknown;
+            let tokens = sequence
+                .suppressed
+                .as_mut()
+                .and_then(|suppressed| suppressed.change(unknown));
+            if let Some(mask) = mask {
+                let mut words = allowed.swap_remove(mask).words;
+                words.iter_mut().for_each(|word| *word = !*word);
+                for token in tokens.into_iter().flatten() {
+                    if let Some(word) = words.get_mut(token as usize / 32) {
+                        *word |= 1 << (token % 32);
+                    }
+                }
+                self.executor.set_suppressed_bitmap(slot, words);
+                sequence.is_masked = true;
+                if !sequence.row.suppresses {
+                    // The row on the device chooses among all tokens.
+                    sequence.row.suppresses = true;
+                    self.chain.iter_mut().for_each(|chain| chain.remove(slot));
+                }
+            } else if let Some(tokens) = tokens {
+                self.executor.set_suppressed(slot, &tokens);
+                sequence.is_masked = false;
+            } else if sequence.is_masked {
+                self.executor.set_suppressed(slot, &[]);
+                sequence.is_masked = false;
+            }
+        }
+    }
+
+    /// Computes parts of prompts, and tokens of sequences beside them, in as few passes as possible.
+    fn prefill(
+        &mut self,
+        prompts: &[PromptPart<'_>],
+        tokens: &[DecodeToken<'_>],
+    ) -> Vec<StartedPass> {
+        let size = self.executor.chunk(!tokens.is_empty());
+        let (mut passes, mut chunks, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        let mut room = size;
+        let parts = tokens.iter().enumerate().map(|(index, token)| {
+            let row = self.row(token);
+            let part = PromptPart {
+                slot: token.slot,
+                start: token.position,
+                tokens: &[],
+                pages: token.pages,
+                ends: true,
+            };
+            (prompts.len() + index, part, vec![row.token])
+        });
+        let prompts = prompts.iter().enumerate();
+        let parts = parts.chain(prompts.map(|(index, part)| (index, *part, part.tokens.to_vec())));
+        let parts: Vec<_> = parts.collect();
+        for (output, part, tokens) in parts {
+            let mut read = 0;
+            while read < tokens.len() {
+                let count = room.min(tokens.len() - read);
+                let (start, end) = (part.start + read, read + count);
+                let ends = part.ends && end == tokens.len();
+                let last = part.start + tokens.len() - 1;
+                let sequence = sequence(&mut self.sequences, part.slot);
+                chunks.push(PromptChunk {
+                    tokens: tokens[read..end].to_vec(),
+                    position: CachePosition {
+                        slot: part.slot,
+                        start,
+                    },
+                    end: ends.then(|| sequence.row_at(tokens[end - 1], last)),
+                });
+                rows.extend(ends.then_some((output, part.slot, sequence.id)));
+                (read, room) = (end, room - count);
+                if room == 0 {
+                    passes.extend(self.pass(&mut chunks, &mut rows));
+                    room = size;
+                }
+            }
+        }
+        passes.extend(self.pass(&mut chunks, &mut rows));
+        if !tokens.is_empty() {
+            self.chain = None;
+        }
+        passes
+    }
+
+    /// Starts a pass of chunks of prompts. Returns the pass if it chooses tokens.
+    fn pass(
+        &mut self,
+        chunks: &mut Vec<PromptChunk>,
+        rows: &mut Vec<(usize, usize, u64)>,
+    ) -> Option<StartedPass> {
+        if chunks.is_empty() {
+            return None;
+        }
+        let step = self.executor.prefill(&std::mem::take(chunks));
+        let rows = std::mem::take(rows);
+        step.map(|step| StartedPass { step, rows })
+    }
+
+    /// Starts a decode step. The outputs of its rows follow `outputs` others.
+    fn decode(
+        &mut self,
+        tokens: &[DecodeToken<'_>],
+        outputs: usize,
+    ) -> Result<StartedPass, ModelError> {
+        let wanted: Vec<(usize, bool)> = tokens
+            .iter()
+            .map(|token| (token.slot, token.token.is_some()))
+            .collect();
+        let continued = self.chain.as_mut().and_then(|chain| chain.next(&wanted));
+        let (step, indices) = match continued {
+            Some(next) => {
+                let replaced: Vec<(usize, SequenceState)> = next
+                    .replaced
+                    .iter()
+                    .map(|&(index, token)| {
+                        let row = token.map(|token| self.row(&tokens[token]));
+                        (index, row.unwrap_or(SequenceState::IDLE))
+                    })
+                    .collect();
+                (
+                    self.executor.start_replaced(next.size, &replaced),
+                    next.rows,
+                )
+            }
+            None => {
+                self.wait(self.steps.len())?;
+                let rows: Vec<SequenceState> = tokens.iter().map(|token| self.row(token)).collect();
+                let slots: Vec<usize> = tokens.iter().map(|token| token.slot).collect();
+                self.chain = Some(Chain::new(&slots));
+                (self.executor.start(&rows), (0..tokens.len()).collect())
+            }
+        };
+        // The rows of the device in their order; rows that are idle have no output.
+        let size = indices.iter().max().map_or(0, |last| last + 1);
+        let mut rows = vec![(usize::MAX, 0, 0); size];
+        for (token, &index) in indices.iter().enumerate() {
+            let slot = tokens[token].slot;
+            let id = sequence(&mut self.sequences, slot).id;
+            rows[index] = (outputs + token, slot, id);
+        }
+        Ok(StartedPass { step, rows })
+    }
+
+    /// Returns the row of a token that continues a sequence, with token 0 if it is not known.
+    fn row(&self, token: &DecodeToken<'_>) -> SequenceState {
+        let Some(sequence) = &self.sequences[token.slot] else {
+            panic!("slot {} has no sequence", token.slot);
+        };
+        let known = token.token.or(sequence.last).unwrap_or(0);
+        sequence.row_at(known, token.position)
+    }
+
+    /// Waits for the first `count` steps in flight.
+    fn wait(&mut self, count: usize) -> Result<(), ModelError> {
+        for step in self.steps.iter_mut().take(count) {
+            for StartedPass { step: pass, rows } in step.passes.drain(..) {
+                let states = self.executor.finish(pass)?;
+                for ((output, slot, id), state) in rows.into_iter().zip(states) {
+                    let Some(output) = step.outputs.get_mut(output) else {
+                        continue;
+                    };
+                    *output = match state.status {
+                        SequenceStatus::Failed | SequenceStatus::Idle => {
+                            BatchOutput::Failed(SamplingError::NoToken)
+                        }
+                        SequenceStatus::At(_) | SequenceStatus::WindowFull => {
+                            BatchOutput::Token(state.token)
+                        }
+                    };
+                    if let Some(sequence) = &mut self.sequences[slot]
+                        && sequence.id == id
+                    {
+                        sequence.push(state.token);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sequence {
+    fn row_at(&self, token: u32, position: usize) -> SequenceState {
+        SequenceState {
+            token,
+            status: SequenceStatus::At(position as u32),
+            ..self.row
+        }
+    }
+
+    /// Returns true if the tokens that the next row may choose depend on the tokens before.
+    fn depends_on_tokens(&self) -> bool {
+        let depends = self.suppressed.as_ref();
+        self.is_masked || depends.is_some_and(Suppressed::depends_on_tokens)
+    }
+
+    /// Has the suppressed tokens written again.
+    fn forget_suppressed(&mut self) {
+        if let Some(suppressed) = &mut self.suppressed {
+            suppressed.forget();
+        }
+    }
+
+    /// Takes the token that a step chose.
+    fn push(&mut self, token: u32) {
+        self.unknown -= 1;
+        self.last = Some(token);
+        if let Some(suppressed) = &mut self.suppressed {
+            suppressed.push(token);
+        }
+    }
+}
+
+fn sequence(sequences: &mut [Option<Sequence>], slot: usize) -> &mut Sequence {
+    match &mut sequences[slot] {
+        Some(sequence) => sequence,
+        None => panic!("slot {slot} has no sequence"),
+    }
+}
