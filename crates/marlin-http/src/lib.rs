@@ -1,0 +1,1 @@
+//! OpenAI- and Anthropic-compatible HTTP over an engine of `marlin-serve`.
