@@ -50,8 +50,9 @@ impl Session {
             }
             Request::Render {
                 messages,
+                variables,
                 add_generation_prompt,
-            } => ok(template()?.render(&messages, add_generation_prompt)?),
+            } => ok(template()?.render(&messages, &variables, add_generation_prompt)?),
             Request::LoadTokenizer { tokens } => {
                 let (tokenizer, loaded) = LoadedTokenizer::load(body, tokens)?;
                 self.tokenizer = Some(tokenizer);
