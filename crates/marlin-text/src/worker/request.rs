@@ -38,6 +38,8 @@ pub(crate) enum Request {
     /// Looks up the text of a token in the tokenizer's vocabulary. The reply is `None` if there is
     /// no such token.
     TokenText { id: u32 },
+    /// Returns the ids of all tokens in ascending order, each with its bytes.
+    Vocabulary,
 }
 
 /// The tokens of the configs beside a `tokenizer.json`.

@@ -64,6 +64,7 @@ impl Session {
             Request::Decode { sequences } => ok(tokenizer()?.decode(&sequences)?),
             Request::TokenId => ok(tokenizer()?.token_id(text()?)),
             Request::TokenText { id } => ok(tokenizer()?.token_text(id)),
+            Request::Vocabulary => ok(tokenizer()?.token_bytes()?),
         }
     }
 }
