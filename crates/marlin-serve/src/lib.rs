@@ -56,6 +56,7 @@
 mod pages;
 mod prefix;
 mod scheduler;
+pub mod server;
 
 pub use pages::{PageId, PagePool};
 pub use prefix::PrefixTree;
