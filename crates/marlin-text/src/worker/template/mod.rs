@@ -113,7 +113,8 @@ impl Template {
         let messages = Value::from(Serde(messages));
         // Of two variables with the same name, the first counts.
         let variables = Value::from(Serde(variables));
-        let others = context! { ..variables, ..context! { tools => (), documents => (), ..tokens } };
+        let others =
+            context! { ..variables, ..context! { tools => (), documents => (), ..tokens } };
         let context = context! { messages, add_generation_prompt, ..others };
         let mut output = Rendered::default();
         let rendered = template
