@@ -8,6 +8,7 @@ mod conversation;
 mod error;
 mod generate;
 mod logprobs;
+mod messages;
 mod models;
 mod options;
 mod output;

@@ -42,12 +42,15 @@ pub(crate) struct OutputOptions {
     pub reasoning: bool,
     /// How the model calls tools, if it may.
     pub tools: Option<ToolFormat>,
+    /// True to leave out all calls but the first.
+    pub first_call_only: bool,
 }
 
 /// Divides the text of an answer.
 pub(crate) struct OutputParser {
     reasoning: Option<ReasoningParser>,
     tools: Option<ToolParser>,
+    first_call_only: bool,
 }
 
 impl OutputParser {
@@ -56,6 +59,7 @@ impl OutputParser {
         Self {
             reasoning: options.reasoning.then(|| ReasoningParser::new(prompt)),
             tools: options.tools.map(ToolParser::new),
+            first_call_only: options.first_call_only,
         }
     }
 
@@ -79,7 +83,7 @@ impl OutputParser {
         let deltas = self.reasoning.take().map(ReasoningParser::finish);
         let mut parts = self.divide(deltas.unwrap_or_default());
         let deltas = self.tools.take().map(ToolParser::finish);
-        parts.extend(deltas.into_iter().flatten().filter_map(part));
+        self.add(&mut parts, deltas.unwrap_or_default());
         parts
     }
 
@@ -90,11 +94,28 @@ impl OutputParser {
                 (ReasoningDelta::Reasoning(text), _) => parts.push(Part::Reasoning(text)),
                 (ReasoningDelta::Content(text), None) => parts.push(Part::Content(text)),
                 (ReasoningDelta::Content(text), Some(parser)) => {
-                    parts.extend(parser.push(&text).into_iter().filter_map(part));
+                    let deltas = parser.push(&text);
+                    self.add(&mut parts, deltas);
                 }
             }
         }
         parts
+    }
+
+    /// Adds the parts of an answer with calls.
+    fn add(&self, parts: &mut Vec<Part>, deltas: Vec<ToolDelta>) {
+        let first_only = self.first_call_only;
+        let deltas = deltas.into_iter().filter(|delta| {
+            let (ToolDelta::Start { index, .. }
+            | ToolDelta::Arguments { index, .. }
+            | ToolDelta::End { index }
+            | ToolDelta::Malformed { index, .. }) = delta
+            else {
+                return true;
+            };
+            !first_only || *index == 0
+        });
+        parts.extend(deltas.filter_map(part));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{ApiError, failure};
 use crate::state::ApiState;
-use crate::{auth, chat, completions, models, status, tokenize};
+use crate::{auth, chat, completions, messages, models, status, tokenize};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
@@ -73,6 +73,8 @@ pub fn router(state: ApiState) -> Router {
     let mut closed = Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/tokenize", post(tokenize::tokenize))

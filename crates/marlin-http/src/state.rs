@@ -8,11 +8,12 @@ use crate::logprobs::Vocabulary;
 use crate::options::ApiOptions;
 use crate::reasoning::ReasoningParser;
 use crate::status::Exposition;
-use crate::structure::{Structure, ToolUse};
 use crate::tools::ToolFormat;
 use axum::http::HeaderValue;
+use marlin_serve::grammar::{CompilerOptions, GrammarCompiler};
 use marlin_serve::server::{GenerationRequest, SamplingParams, ServerHandle};
 use marlin_text::{ChatTemplate, Tokenizer};
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
@@ -68,10 +69,9 @@ pub enum OptionsError {
 }
 
 /// What the handlers share: the engine, the texts of the model, the options.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ApiState(Arc<Shared>);
 
-#[derive(Debug)]
 struct Shared {
     engine: ServerHandle,
     text: Text,
@@ -83,6 +83,7 @@ struct Shared {
     /// When the server started, in seconds since 1970.
     started: u64,
     exposition: Exposition,
+    grammars: GrammarCompiler,
     vocabulary: OnceLock<Arc<Vocabulary>>,
     tool_format: Option<ToolFormat>,
     reasoning: bool,
@@ -129,6 +130,12 @@ impl ApiState {
             tool_format: model
                 .tool_format
                 .or_else(|| ToolFormat::of_template(of_template?)),
+            grammars: GrammarCompiler::new(
+                tokenizer.clone(),
+                engine.capabilities().vocab_size,
+                engine.options().eos_tokens.clone(),
+                CompilerOptions::default(),
+            ),
             reasoning: of_template.is_some_and(ReasoningParser::is_in_template),
             text: Text {
                 tokenizer,
@@ -208,7 +215,15 @@ impl ApiState {
         // Never closed.
         let _permit = self.0.text_permit.acquire().await.ok();
         let shared = self.0.clone();
-        tokio::task::spawn_blocking(move || call(&shared.text))
+        self.blocking(move || call(&shared.text)).await
+    }
+
+    /// Runs a call that may take long on a thread for such.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        tokio::task::spawn_blocking(call)
             .await
             .unwrap_or_else(|error| Err(ApiError::Engine(format!("A call failed: {error}"))))
     }
@@ -297,41 +312,27 @@ impl ApiState {
         job.submit(self)
     }
 
-    /// Makes the engine keep to a form, and returns how calls of tools are found in the answer.
-    pub(crate) fn apply(
-        &self,
-        _request: &mut GenerationRequest,
-        structure: Option<Structure>,
-        tools: Option<&ToolUse>,
-    ) -> Result<Option<ToolFormat>, ApiError> {
-        if structure.is_some() {
-            return Err(ApiError::unsupported(
-                "response_format",
-                "Structured output is not supported by this server.",
-            ));
-        }
-        let Some(tools) = tools else {
-            return Ok(None);
-        };
-        if tools.forced {
-            return Err(ApiError::unsupported(
-                "tool_choice",
-                "Forced calls of tools are not supported by this server; use `auto` or `none`.",
-            ));
-        }
-        match self.0.tool_format {
-            Some(format) => Ok(Some(format)),
-            None => Err(ApiError::unsupported(
-                "tools",
-                "The model's chat template does not call tools in a form that this server reads.",
-            )),
-        }
+    /// How the model calls tools, if it does.
+    pub(crate) fn tool_format(&self) -> Option<ToolFormat> {
+        self.0.tool_format
+    }
+
+    /// Compiles the grammars of answers.
+    pub(crate) fn grammars(&self) -> &GrammarCompiler {
+        &self.0.grammars
     }
 
     /// Shuts the engine down, and waits until it has ended.
     pub(crate) async fn shut_down(&self, deadline: Duration) {
         self.0.engine.shutdown(deadline);
         self.0.engine.stopped().await;
+    }
+}
+
+impl fmt::Debug for ApiState {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("ApiState");
+        debug.field("model", &self.0.model).finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::generate::Job;
 use crate::output::OutputOptions;
 use crate::sampling::{Fields, StreamFields, refuse_if, refuse_unknown, stop};
 use crate::state::ApiState;
-use crate::structure::{Structure, ToolUse};
+use crate::structure::{self, Structure, ToolUse};
 use openai_protocol::chat::ChatCompletionRequest;
 use openai_protocol::common::{ResponseFormat, ToolChoice, ToolChoiceValue};
 use openai_protocol::validated::Normalizable;
@@ -56,9 +56,11 @@ impl ChatJob {
                 .then(|| request.top_logprobs.unwrap_or_default()),
             priority: priority(&request.other)?,
         };
+        let first_call_only = request.disables_parallel_tool_calls();
         let reasoning = request.separate_reasoning && state.reasoning();
         let mut engine_request = fields.request(state, client)?;
-        let tools = state.apply(&mut engine_request, structure, tool_use.as_ref())?;
+        let tools =
+            structure::apply(state, &mut engine_request, structure, tool_use.as_ref()).await?;
         let conversation = Conversation {
             variables: variables(&mut request),
             continues: request.continues_final_assistant(),
@@ -71,7 +73,11 @@ impl ChatJob {
                 prompts: vec![state.encode(conversation).await?],
                 choices: request.n.unwrap_or(1) as usize,
                 request: engine_request,
-                output: OutputOptions { reasoning, tools },
+                output: OutputOptions {
+                    reasoning,
+                    tools,
+                    first_call_only,
+                },
             },
             model: request.model,
             logprobs: request.logprobs,
@@ -169,13 +175,14 @@ fn tool_use(request: &ChatCompletionRequest) -> Result<Option<ToolUse>, ApiError
 /// Returns the form that the answer must have.
 fn structure(request: &ChatCompletionRequest) -> Result<Option<Structure>, ApiError> {
     if let Some(regex) = &request.regex {
-        return Ok(Some(Structure::Regex(regex.clone())));
+        return Ok(Some(Structure::regex(regex, "regex")));
     }
+    const PARAM: &str = "response_format";
     Ok(match &request.response_format {
         None | Some(ResponseFormat::Text) => None,
-        Some(ResponseFormat::JsonObject) => Some(Structure::json_object()),
+        Some(ResponseFormat::JsonObject) => Some(Structure::json_object(PARAM)),
         Some(ResponseFormat::JsonSchema { json_schema }) => {
-            Some(Structure::JsonSchema(json_schema.schema.clone()))
+            Some(Structure::json_schema(&json_schema.schema, PARAM))
         }
     })
 }

@@ -7,7 +7,8 @@ use crate::generate::{Job, Prompt};
 use crate::output::OutputOptions;
 use crate::sampling::{Fields, StreamFields, refuse_if, refuse_unknown, stop};
 use crate::state::ApiState;
-use crate::structure::Structure;
+use crate::structure::{self, Structure};
+use marlin_serve::grammar::GrammarSource;
 use openai_protocol::common::StringOrArray;
 use openai_protocol::completion::CompletionRequest;
 use serde::Deserialize;
@@ -74,7 +75,7 @@ impl CompletionJob {
             priority: priority(&request.other)?,
         };
         let mut engine_request = fields.request(state, client)?;
-        state.apply(&mut engine_request, structure(&request)?, None)?;
+        structure::apply(state, &mut engine_request, form(&request)?, None).await?;
         let prompts = match tokens {
             Some(prompts) => state.decode(prompts, request.echo).await?,
             None => {
@@ -164,14 +165,15 @@ fn refuse(request: &CompletionRequest) -> Result<(), ApiError> {
 }
 
 /// Returns the form that the answer must have.
-fn structure(request: &CompletionRequest) -> Result<Option<Structure>, ApiError> {
+fn form(request: &CompletionRequest) -> Result<Option<Structure>, ApiError> {
     if let Some(regex) = &request.regex {
-        return Ok(Some(Structure::Regex(regex.clone())));
+        return Ok(Some(Structure::regex(regex, "regex")));
     }
     let Some(schema) = &request.json_schema else {
         return Ok(None);
     };
-    let schema = serde_json::from_str(schema)
-        .map_err(|error| ApiError::invalid("json_schema", format!("It is not JSON: {error}")))?;
-    Ok(Some(Structure::JsonSchema(schema)))
+    Ok(Some(Structure {
+        grammar: GrammarSource::JsonSchema(schema.clone()),
+        param: "json_schema",
+    }))
 }

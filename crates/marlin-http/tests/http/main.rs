@@ -1,0 +1,8 @@
+//! The API over a loopback socket, with a pseudo-model.
+
+mod chat;
+mod completions;
+mod connections;
+mod hostile;
+mod other;
+mod support;
