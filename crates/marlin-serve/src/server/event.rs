@@ -2,6 +2,7 @@
 
 use super::executor::TokenLogprobs;
 use super::handle::{Command, Shared};
+use crate::scheduler;
 use futures_channel::mpsc;
 use futures_core::{FusedStream, Stream};
 use std::pin::Pin;
@@ -52,6 +53,9 @@ pub enum EndReason {
     StopToken(u32),
     /// This string of the request's [`stop`](super::GenerationRequest::stop) came.
     StopString(String),
+    /// The text is complete, and the request's [`grammar`](super::GenerationRequest::grammar)
+    /// allows nothing more.
+    Grammar,
     /// The request has its [`max_tokens`](super::GenerationRequest::max_tokens).
     Length,
 }
@@ -75,6 +79,10 @@ pub enum FailReason {
     /// The tokenizer failed to decode the tokens.
     #[error("the text of the request could not be decoded: {0}")]
     Text(String),
+    /// The text could not be continued according to the request's
+    /// [`grammar`](super::GenerationRequest::grammar).
+    #[error("the text cannot be continued according to its grammar: {0}")]
+    Grammar(String),
     /// [`event_buffer`](super::ServerOptions::event_buffer) events were not read.
     #[error("{buffer} events of the request were not read in time")]
     SlowReader {
@@ -87,6 +95,16 @@ pub enum FailReason {
     /// The server has failed: its device was lost, or its thread panicked.
     #[error("the server has failed: {0}")]
     Server(String),
+}
+
+impl From<scheduler::FailReason> for FailReason {
+    fn from(reason: scheduler::FailReason) -> Self {
+        match reason {
+            scheduler::FailReason::QueueTimeout(time) => Self::QueueTimeout(time),
+            scheduler::FailReason::Timeout(time) => Self::Timeout(time),
+            scheduler::FailReason::Executor(reason) => Self::Executor(reason),
+        }
+    }
 }
 
 /// The tokens of a request.

@@ -60,8 +60,8 @@ pub(super) struct Shared {
     waiting: AtomicUsize,
     health: Mutex<Health>,
     metrics: Mutex<ServerMetrics>,
-    /// Those who wait for the end of the thread.
-    stopped: Mutex<Vec<oneshot::Sender<()>>>,
+    /// Those who wait for the end of the thread; `None` after it.
+    waiters: Mutex<Option<Vec<oneshot::Sender<()>>>>,
 }
 
 /// A server, to which any thread can submit requests. Clones are handles of the same server.
@@ -205,15 +205,13 @@ impl ServerHandle {
     /// Waits until the server has ended: after a [shutdown](Self::shutdown), or because it failed.
     /// [`health`](Self::health) says which.
     pub async fn stopped(&self) {
-        let receiver = {
-            // The thread sets its last health before it takes the list.
-            let mut stopped = lock(&self.shared.stopped);
-            if matches!(self.health(), Health::Stopped | Health::Failed(_)) {
-                return;
+        let receiver = match lock(&self.shared.waiters).as_mut() {
+            None => return,
+            Some(waiters) => {
+                let (sender, receiver) = oneshot::channel();
+                waiters.push(sender);
+                receiver
             }
-            let (sender, receiver) = oneshot::channel();
-            stopped.push(sender);
-            receiver
         };
         // It is an error if the sender is dropped, which says the same.
         let _ = receiver.await;
@@ -231,7 +229,7 @@ impl Shared {
             next_ticket: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             health: Mutex::new(Health::Ok),
-            stopped: Mutex::default(),
+            waiters: Mutex::new(Some(Vec::new())),
         }
     }
 
@@ -266,9 +264,11 @@ impl Shared {
         }
     }
 
-    /// Wakes those who wait for the end of the thread. The last health is set before.
-    pub fn wake_stopped(&self) {
-        for sender in lock(&self.stopped).drain(..) {
+    /// Notes that the thread has ended, and wakes those who wait for that.
+    pub fn stop(&self) {
+        self.set_health(Health::Stopped);
+        let waiters = lock(&self.waiters).take();
+        for sender in waiters.into_iter().flatten() {
             // Whoever waited may have gone.
             let _ = sender.send(());
         }

@@ -20,6 +20,7 @@
 //! | [`EndReason::EndOfSequence`] | one of [`ServerOptions::eos_tokens`], unless it [ignores](GenerationRequest::ignore_eos) them |
 //! | [`EndReason::StopToken`] | one of [`GenerationRequest::stop_token_ids`] |
 //! | [`EndReason::StopString`] | one of [`GenerationRequest::stop`], whichever is complete first; of those that are complete with the same character, the one that begins first |
+//! | [`EndReason::Grammar`] | the end of [`GenerationRequest::grammar`], without an end-of-sequence token |
 //! | [`EndReason::Length`] | [`GenerationRequest::max_tokens`] |
 //! | [`FailReason`] | a time-out, a failure, a slow reader, a shutdown |
 //! | no event | its stream was dropped |
@@ -40,15 +41,22 @@
 //! # Steps
 //!
 //! If the executor [runs ahead](Executor::runs_ahead), the host schedules and starts step n+1 while
-//! the device runs step n, and decodes the text of step n while it runs step n+1.
+//! the device runs step n, and decodes the text of step n while it runs step n+1. The mask of a row
+//! with a grammar follows from the token of step n: it is computed while the device runs the layers
+//! of step n+1, and [given](Executor::mask) before that samples.
 
 mod clock;
 mod error;
 mod event;
 mod executor;
 mod handle;
+mod live;
 mod metrics;
 mod params;
+mod record;
+mod stop;
+mod text;
+mod thread;
 
 pub use self::error::{StartError, SubmitError};
 pub use self::event::{EndReason, EventStream, FailReason, TokenEvent, Usage};
@@ -59,10 +67,14 @@ pub use self::handle::{Health, ServerHandle};
 pub use self::metrics::{EndCounts, Histogram, ServerMetrics};
 pub use self::params::{GenerationRequest, ParamError, SamplingParams};
 
-use self::handle::Shared;
+use self::handle::{Command, Shared};
+use self::thread::ServerThread;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use marlin_text::Tokenizer;
-use std::sync::{Arc, mpsc};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 
 /// The options of a [`Server`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,6 +130,54 @@ impl Server {
         let (sender, commands) = mpsc::channel();
         let shared = Arc::new(Shared::new(options, executor.capabilities()));
         let handle = ServerHandle::new(sender, Arc::clone(&shared));
+        let thread = std::thread::Builder::new().name("marlin-serve".into());
+        thread
+            .spawn(move || serve(executor, &tokenizer, scheduler, commands, &shared))
+            .map_err(StartError::Thread)?;
         Ok(handle)
     }
+}
+
+/// Serves requests until the server ends.
+fn serve<E: Executor>(
+    executor: E,
+    tokenizer: &Tokenizer,
+    scheduler: Scheduler,
+    commands: Receiver<Command>,
+    shared: &Shared,
+) {
+    // Dropped last, when the executor has given its memory back.
+    let _end = EndOfThread(shared);
+    let max_steps = if executor.runs_ahead() { 2 } else { 1 };
+    let mut thread = ServerThread::new(executor, max_steps, tokenizer, scheduler, commands, shared);
+    let failure = match catch_unwind(AssertUnwindSafe(|| thread.run())) {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(panic) => Some(format!("its thread panicked: {}", message(panic.as_ref()))),
+    };
+    let reason = match failure {
+        None => FailReason::ShutDown,
+        Some(reason) => {
+            tracing::error!("the server has failed: {reason}");
+            shared.set_health(Health::Failed(reason.clone()));
+            FailReason::Server(reason)
+        }
+    };
+    thread.fail_all(&reason);
+}
+
+/// Says that the thread has ended, when it is dropped.
+struct EndOfThread<'a>(&'a Shared);
+
+impl Drop for EndOfThread<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Returns the message that a panic was raised with.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("without a message")
 }

@@ -1,7 +1,9 @@
 //! What is asked for.
 
 use super::executor::Capabilities;
+use crate::grammar::Grammar;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A request for text.
@@ -16,7 +18,7 @@ use std::time::Duration;
 ///     ..GenerationRequest::new(vec![1, 2, 3])
 /// };
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct GenerationRequest {
     /// The token IDs of the prompt, at least one.
     pub prompt: Vec<u32>,
@@ -34,6 +36,9 @@ pub struct GenerationRequest {
     pub stop_token_ids: Vec<u32>,
     /// True to go on after end-of-sequence tokens.
     pub ignore_eos: bool,
+    /// The grammar that the text follows, compiled for the model's vocabulary. The sequence ends as
+    /// soon as the grammar allows nothing more.
+    pub grammar: Option<Arc<Grammar>>,
     /// The priority; a higher one goes first.
     pub priority: i32,
     /// The client among which service is shared out evenly if
@@ -61,6 +66,7 @@ impl GenerationRequest {
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
             ignore_eos: false,
+            grammar: None,
             priority: 0,
             key: 0,
             queue_timeout: None,
@@ -91,6 +97,9 @@ impl GenerationRequest {
             require("min_tokens", min_tokens <= max_tokens, || {
                 format!("{min_tokens}; it must be at most max_tokens, {max_tokens}")
             })?;
+        }
+        if self.grammar.is_some() && !capabilities.masks {
+            return Err(ParamError::Unsupported { param: "grammar" });
         }
         self.sampling.check(capabilities)
     }
@@ -128,8 +137,8 @@ pub struct SamplingParams {
     /// Runs of tokens that are never completed: the last token of a run is not chosen after the
     /// others.
     pub bad_words_ids: Vec<Vec<u32>>,
-    /// The number of tokens before which no token ends the sequence; by default 0. Stop strings end
-    /// it all the same.
+    /// The number of tokens that come before one that can end the sequence or a stop string; by
+    /// default 0.
     pub min_tokens: usize,
     /// The seed of the random choices; a random one if `None`, the default.
     pub seed: Option<u64>,
