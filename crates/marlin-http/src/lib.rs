@@ -13,6 +13,7 @@ mod models;
 mod options;
 mod output;
 pub mod reasoning;
+mod responses;
 mod router;
 mod sampling;
 mod serve;

@@ -2,7 +2,7 @@
 
 use crate::error::{ApiError, failure};
 use crate::state::ApiState;
-use crate::{auth, chat, completions, messages, models, status, tokenize};
+use crate::{auth, chat, completions, messages, models, responses, status, tokenize};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
@@ -47,10 +47,6 @@ const NOT_IMPLEMENTED: [&str; 20] = [
     "/v1/webhooks",
 ];
 
-/// The number of a request, which is in its log lines and in the header `x-request-id`.
-#[derive(Debug, Clone)]
-pub(crate) struct RequestId(pub String);
-
 /// Returns the routes of the API.
 ///
 /// | route | |
@@ -73,6 +69,7 @@ pub fn router(state: ApiState) -> Router {
     let mut closed = Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/responses", post(responses::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/models", get(models::list))
@@ -126,9 +123,8 @@ fn panicked(panic: Box<dyn Any + Send>) -> Response {
 }
 
 /// Numbers and logs a request, and writes an error in the form of the path's API.
-async fn observe(mut request: Request, next: Next) -> Response {
+async fn observe(request: Request, next: Next) -> Response {
     let id = request_id(&request);
-    request.extensions_mut().insert(RequestId(id.clone()));
     let (method, path) = (request.method().clone(), request.uri().path().to_string());
     let span = tracing::info_span!("request", %id, %method, path);
     let start = Instant::now();

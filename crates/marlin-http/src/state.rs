@@ -337,7 +337,7 @@ impl fmt::Debug for ApiState {
 }
 
 /// The time in seconds since 1970.
-fn seconds() -> u64 {
+pub(crate) fn seconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap_or_default().as_secs()
 }

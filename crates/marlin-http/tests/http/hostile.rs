@@ -134,17 +134,10 @@ fn replace_value(body: &mut Vec<u8>, random: &mut StdRng) {
         return;
     };
     const MARK: &str = "\u{1f}mark";
-    let mut value = &mut root;
-    for _ in 0..random.random_range(1..6) {
-        value = match value {
-            Value::Object(fields) if !fields.is_empty() => {
-                let index = random.random_range(0..fields.len());
-                fields.values_mut().nth(index).unwrap()
-            }
-            Value::Array(items) if !items.is_empty() => items.choose_mut_at(random),
-            other => other,
-        };
-    }
+    let mut paths = Vec::new();
+    collect_paths(&root, &mut String::new(), &mut paths);
+    let path = paths.choose(random).unwrap();
+    let value = root.pointer_mut(path).unwrap();
     *value = Value::String(MARK.into());
     let marked = format!("\"{}\"", "\\u001fmark");
     let replaced = root
@@ -153,15 +146,23 @@ fn replace_value(body: &mut Vec<u8>, random: &mut StdRng) {
     *body = replaced.into_bytes();
 }
 
-trait ChooseMutAt {
-    fn choose_mut_at(&mut self, random: &mut StdRng) -> &mut Value;
-}
-
-impl ChooseMutAt for Vec<Value> {
-    fn choose_mut_at(&mut self, random: &mut StdRng) -> &mut Value {
-        let index = random.random_range(0..self.len());
-        &mut self[index]
+/// Collects the pointers to all values.
+fn collect_paths(value: &Value, path: &mut String, paths: &mut Vec<String>) {
+    let length = path.len();
+    let mut visit = |name: &str, value: &Value| {
+        *path += &format!("/{}", name.replace('~', "~0").replace('/', "~1"));
+        collect_paths(value, path, paths);
+        path.truncate(length);
+    };
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| visit(name, value)),
+        Value::Array(items) => {
+            let items = items.iter().enumerate();
+            items.for_each(|(index, value)| visit(&index.to_string(), value));
+        }
+        _ => {}
     }
+    paths.push(path.clone());
 }
 
 /// Sends a body on a connection that is kept as long as the server keeps it.

@@ -4,5 +4,7 @@ mod chat;
 mod completions;
 mod connections;
 mod hostile;
+mod messages;
 mod other;
+mod responses;
 mod support;
