@@ -58,12 +58,17 @@ pub(crate) fn respond(answers: Answers, writer: impl EventWriter) -> Response {
 
 /// Returns an event with an object as JSON.
 pub(crate) fn data(value: &impl Serialize) -> Event {
-    // Objects of the APIs have no keys that are not texts.
-    let text = serde_json::to_string(value).unwrap_or_default();
-    Event::default().data(text)
+    with_data(Event::default(), value)
 }
 
 /// Returns an event with a name and an object as JSON.
 pub(crate) fn named(name: &str, value: &impl Serialize) -> Event {
-    data(value).event(name)
+    // The fields are written in the order in which they are set.
+    with_data(Event::default().event(name), value)
+}
+
+fn with_data(event: Event, value: &impl Serialize) -> Event {
+    // Objects of the APIs have no keys that are not texts.
+    let text = serde_json::to_string(value).unwrap_or_default();
+    event.data(text)
 }

@@ -48,40 +48,56 @@ fn a_client_that_vanishes_ends_its_request() {
     assert_eq!(server.engine.metrics().ended.cancelled, 2);
 }
 
-/// A reader that takes nothing fills the buffers of both sockets, then that of the engine, and loses
-/// its request; others are answered meanwhile.
-#[test]
-fn a_slow_reader_holds_up_nobody() {
-    let mut serve = ServeOptions::default();
-    serve.write_timeout = Duration::from_millis(300);
-    let server = TestServer::with(TestOptions {
-        serve,
-        event_buffer: 16,
-        ..TestOptions::default()
-    });
+/// A request for 64 streams of 4000 tokens, some 180 MB.
+fn flood() -> Vec<u8> {
     let body = json!({
         "model": "alias", "prompt": vec!["x"; 64], "max_tokens": 4000, "stream": true,
         "logprobs": 5,
     });
-    let mut slow = connect(server.address);
-    let request = bytes(
+    bytes(
         "POST",
         "/v1/completions",
         &[JSON],
         body.to_string().as_bytes(),
-    );
-    slow.write_all(&request).unwrap();
+    )
+}
+
+#[test]
+fn a_reader_that_falls_behind_holds_up_nobody_and_loses_its_request() {
+    let server = TestServer::with(TestOptions {
+        event_buffer: 16,
+        ..TestOptions::default()
+    });
+    let mut slow = connect(server.address);
+    slow.write_all(&flood()).unwrap();
     wait("it runs", || server.engine.metrics().running > 0);
     let quick = json!({ "model": "alias", "prompt": "\u{1}quick\u{2}" });
     let answer = post(server.address, "/v1/completions", &quick).json();
     assert_eq!(answer["choices"][0]["text"], "quick");
-    wait("the slow reader loses its request", || {
-        server.engine.metrics().running == 0
+    wait("it ends", || server.engine.metrics().running == 0);
+    let last = read(&mut slow).unwrap().chunks().pop().unwrap();
+    let message = last["error"]["message"].as_str().unwrap();
+    assert!(message.contains("were not read in time"), "{message}");
+}
+
+/// The buffers of both sockets fill, and the connection ends after the time-out of writes.
+#[test]
+fn a_reader_that_takes_nothing_is_disconnected() {
+    let mut serve = ServeOptions::default();
+    serve.write_timeout = Duration::from_millis(300);
+    let server = TestServer::with(TestOptions {
+        serve,
+        event_buffer: 1 << 20,
+        ..TestOptions::default()
     });
-    assert!(server.engine.metrics().ended.cancelled > 0);
-    // The connection is closed after the time-out.
+    let mut slow = connect(server.address);
+    slow.write_all(&flood()).unwrap();
+    wait("it runs", || server.engine.metrics().running > 0);
+    wait("it ends", || server.engine.metrics().running == 0);
+    assert_eq!(server.engine.metrics().ended.cancelled, 64);
     let mut rest = Vec::new();
     _ = slow.read_to_end(&mut rest);
+    assert!(!rest.ends_with(b"data: [DONE]\n\n\r\n0\r\n\r\n"));
 }
 
 #[test]
@@ -171,7 +187,7 @@ fn a_body_of_1_gb_is_refused_before_it_comes() {
     assert_eq!(get(server.address, "/health").status, 200);
 }
 
-/// Costs about 1 s.
+/// Costs about 4 s.
 #[test]
 fn a_thousand_connections_are_answered() {
     let server = TestServer::start();

@@ -71,7 +71,7 @@ fn seeds() -> Vec<(&'static str, String)> {
             "/v1/completions",
             json!({
                 "model": "alias", "prompt": ["a", "b"], "max_tokens": 4, "n": 1, "echo": true,
-                "stop": "x", "stream": false, "seed": -1, "suffix": null, "best_of": 1,
+                "stop": "x", "stream": false, "seed": -1, "suffix": null,
             }),
         ),
         (
@@ -110,29 +110,31 @@ fn seeds() -> Vec<(&'static str, String)> {
 /// Changes a body in a few places: bytes, values, structure.
 fn mutate(body: &str, random: &mut StdRng) -> Vec<u8> {
     let mut body = body.as_bytes().to_vec();
+    // Most bodies stay JSON, so that they get past the parser.
+    if random.random_bool(0.7) {
+        replace_value(&mut body, random);
+        return body;
+    }
     for _ in 0..random.random_range(1..4) {
         let at = random.random_range(0..=body.len());
-        match random.random_range(0..7) {
+        match random.random_range(0..5) {
             0 => body.truncate(at),
             1 => body.insert(at, random.random()),
             2 if at < body.len() => body[at] = random.random(),
             3 if at < body.len() => _ = body.remove(at),
-            4 => {
+            _ => {
                 let depth = random.random_range(1..3000);
                 let open = *[b"[".as_slice(), b"{\"a\":"].choose(random).unwrap();
                 body.splice(at..at, open.repeat(depth));
             }
-            _ => replace_value(&mut body, random),
         }
     }
     body
 }
 
-/// Replaces a value of the body, if it still is JSON.
+/// Replaces a value of the body.
 fn replace_value(body: &mut Vec<u8>, random: &mut StdRng) {
-    let Ok(mut root) = serde_json::from_slice::<Value>(body) else {
-        return;
-    };
+    let mut root: Value = serde_json::from_slice(body).unwrap();
     const MARK: &str = "\u{1f}mark";
     let mut paths = Vec::new();
     collect_paths(&root, &mut String::new(), &mut paths);
@@ -193,7 +195,7 @@ fn check(path: &str, body: &[u8], response: &Response) {
     }
 }
 
-/// Costs about 4 s.
+/// Costs about 2 s.
 #[test]
 fn mutated_bodies_are_answered_or_refused_in_bounded_time() {
     let mut random = marlin_testing::rng();

@@ -101,8 +101,8 @@ fn metrics_have_the_names_of_vllm() {
         .lines()
         .find(|line| line.starts_with(length) && line.contains("\"length\""));
     assert!(line.unwrap().ends_with(" 1"), "{line:?}");
-    let bucket = "vllm:request_generation_tokens_bucket{le=\"+Inf\"";
-    assert!(text.contains(bucket), "{text}");
+    let bucket = format!("vllm:request_generation_tokens_bucket{{{label},le=\"+Inf\"}} 1");
+    assert!(text.lines().any(|line| line == bucket), "{text}");
     assert!(text.ends_with("# EOF\n"));
 }
 

@@ -154,7 +154,10 @@ fn the_events_of_a_stream_are_those_of_the_api() {
         items.collect()
     };
     assert_eq!(outline(&last["output"]), outline(&whole["output"]));
-    assert_eq!(last["usage"], whole["usage"]);
+    assert_eq!(
+        last["usage"]["output_tokens"],
+        whole["usage"]["output_tokens"]
+    );
 }
 
 #[test]
