@@ -35,7 +35,8 @@ pub trait Executor: Send + 'static {
     /// tokens, which [`mask`](Self::mask) is about to give: no row of the step is sampled before.
     ///
     /// # Errors
-    /// If the step could not be started. All requests with a row in it fail.
+    /// If the step could not be started. All requests with a row in it fail, and no other step is
+    /// started before that.
     fn start(&mut self, step: &Step, masked: bool) -> Result<Self::InFlight, ExecutorError>;
 
     /// Gives the tokens that rows of a step may sample, if it was started with `masked`, and lets
@@ -43,7 +44,8 @@ pub trait Executor: Send + 'static {
     /// no masks if all masked requests have ended.
     ///
     /// # Errors
-    /// If the step could not go on. All requests with a row in it fail, and it is not finished.
+    /// If the step could not go on. All requests with a row in it fail, it is not finished, and no
+    /// other step is started before that.
     fn mask(
         &mut self,
         step: &mut Self::InFlight,
@@ -53,7 +55,8 @@ pub trait Executor: Send + 'static {
     /// Waits for a step. Returns one entry for each prefill chunk, and then one for each decode row.
     ///
     /// # Errors
-    /// If the step could not be computed. All requests with a row in it fail.
+    /// If the step could not be computed. All requests with a row in it fail. The step after it may
+    /// be in flight; what its rows of these requests give is ignored.
     fn finish(&mut self, step: Self::InFlight) -> Result<Vec<RowOutput>, ExecutorError>;
 }
 

@@ -74,13 +74,20 @@ impl<'t, E: Executor> ServerThread<'t, E> {
     /// If the device is lost.
     pub fn run(&mut self) -> Result<(), ExecutorError> {
         while self.take_commands() {
-            while self.in_flight.len() < self.max_steps && self.start_step()? {}
+            while self.may_start() && self.start_step()? {}
             if let Some(step) = self.in_flight.pop_front() {
                 self.finish_step(step)?;
             }
             self.recorder.publish(self.scheduler.metrics());
         }
         Ok(())
+    }
+
+    /// Returns true if another step may be started: after one that failed to start, its rows could
+    /// lack the tokens of that one.
+    fn may_start(&self) -> bool {
+        self.in_flight.len() < self.max_steps
+            && self.in_flight.iter().all(|step| step.started.is_ok())
     }
 
     /// Fails all requests, also those in the channel. Neither the executor nor the scheduler is
@@ -110,6 +117,7 @@ impl<'t, E: Executor> ServerThread<'t, E> {
                 return false;
             }
             let command = if idle {
+                self.recorder.publish(self.scheduler.metrics());
                 let Ok(command) = self.commands.recv() else {
                     return false;
                 };
