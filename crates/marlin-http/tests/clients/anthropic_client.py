@@ -35,9 +35,7 @@ def message(address):
         max_tokens=100,
         system="Be brief.",
         messages=user([{"type": "text", "text": say("Grüße")}]),
-        temperature=0.5,
-        top_p=0.9,
-        top_k=5,
+        extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 5},
     )
     assert answer.content[0].text == "Grüße" and answer.stop_reason == "end_turn"
     assert answer.usage.output_tokens == 8
@@ -93,7 +91,7 @@ def errors(address):
     for kind, options in [
         (anthropic.NotFoundError, dict(model="claude", messages=user("a"))),
         (anthropic.BadRequestError, dict(model=MODEL, messages=user("x" * 5000))),
-        (anthropic.BadRequestError, dict(model=MODEL, messages=user("a"), temperature=3)),
+        (anthropic.BadRequestError, dict(model=MODEL, messages=user("a"), extra_body={"temperature": 3})),
         (anthropic.InternalServerError, dict(model=MODEL, messages=user("\x03"))),
     ]:
         try:
