@@ -53,6 +53,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod grammar;
 mod pages;
 mod prefix;
 mod scheduler;
