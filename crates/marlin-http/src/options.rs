@@ -1,11 +1,12 @@
 //! Options of the API and of its connections.
 
 use rustls::ServerConfig;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Options of the API.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct ApiOptions {
     /// The keys of clients; without any, every client may ask.
@@ -22,6 +23,22 @@ pub struct ApiOptions {
     pub queue_timeout: Option<Duration>,
     /// The longest time until a request ends; not limited if `None`.
     pub request_timeout: Option<Duration>,
+}
+
+/// Writes how many keys there are, not which.
+impl fmt::Debug for ApiOptions {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("ApiOptions")
+            .field("api_keys", &self.api_keys.len())
+            .field("cors_origins", &self.cors_origins)
+            .field("max_body_bytes", &self.max_body_bytes)
+            .field("body_timeout", &self.body_timeout)
+            .field("max_choices", &self.max_choices)
+            .field("queue_timeout", &self.queue_timeout)
+            .field("request_timeout", &self.request_timeout)
+            .finish()
+    }
 }
 
 impl Default for ApiOptions {

@@ -12,7 +12,7 @@ use axum::routing::{any, get, post};
 use std::any::Any;
 use std::time::{Duration, Instant};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any as Every, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -175,14 +175,15 @@ fn cors(origins: &[String]) -> CorsLayer {
         return layer;
     }
     let allowed = if origins.iter().any(|origin| origin == "*") {
-        AllowOrigin::from(Every)
+        AllowOrigin::any()
     } else {
         AllowOrigin::list(origins.iter().filter_map(|origin| origin.parse().ok()))
     };
     layer
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers(Every)
+        // `*` would not let a page send its key.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID])
         .max_age(PREFLIGHT_AGE)
 }

@@ -24,6 +24,9 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 /// process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// The time that answers have to end after the engine has ended them.
+const LAST_EVENTS: Duration = Duration::from_millis(500);
+
 /// Serves the [router](crate::router) on a listener until `shutdown` completes.
 ///
 /// From then on no connection is accepted and new requests are refused with 503. Requests in
@@ -85,8 +88,10 @@ pub async fn serve(
         "draining"
     );
     let engine = state.shut_down(deadline);
-    let (_, drained) = tokio::join!(engine, tokio::time::timeout(deadline, graceful.shutdown()));
-    if drained.is_err() {
+    let drained = async { tokio::join!(engine, graceful.shutdown()) };
+    // The engine ends its requests at the deadline, and their last events are sent after it.
+    let deadline = deadline + LAST_EVENTS;
+    if tokio::time::timeout(deadline, drained).await.is_err() {
         tracing::warn!(
             connections = connections.len(),
             "closing connections at the deadline"

@@ -1,6 +1,7 @@
 //! Answers as server-sent events.
 
 use crate::generate::{Answers, Update};
+use axum::http::HeaderName;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
@@ -53,7 +54,9 @@ pub(crate) fn respond(answers: Answers, writer: impl EventWriter) -> Response {
     });
     let events =
         events.flat_map(|events| stream::iter(events.into_iter().map(Ok::<_, Infallible>)));
-    Sse::new(events).keep_alive(keep_alive).into_response()
+    // A proxy must not wait for the end of the answer.
+    let headers = [(HeaderName::from_static("x-accel-buffering"), "no")];
+    (headers, Sse::new(events).keep_alive(keep_alive)).into_response()
 }
 
 /// Returns an event with an object as JSON.

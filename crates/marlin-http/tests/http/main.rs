@@ -8,3 +8,4 @@ mod messages;
 mod other;
 mod responses;
 mod support;
+mod tls;

@@ -229,6 +229,10 @@ fn pages_of_other_origins_ask_only_where_they_may() {
         let allowed = response
             .header("access-control-allow-origin")
             .map(Into::into);
+        if allowed.is_some() {
+            let headers = response.header("access-control-allow-headers");
+            assert_eq!(headers, Some("authorization,content-type"));
+        }
         // An error can be read by the page, too.
         let error = send(
             server.address,
