@@ -53,9 +53,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod grammar;
 mod pages;
 mod prefix;
 mod scheduler;
+pub mod server;
 
 pub use pages::{PageId, PagePool};
 pub use prefix::PrefixTree;

@@ -56,6 +56,7 @@ impl Message {
 #[derive(Debug)]
 pub struct ChatTemplate {
     worker: Worker,
+    text: String,
     /// The path of the file with the template.
     path: PathBuf,
     /// The text of the token that ends the model's turn, according to the tokenizer's config.
@@ -107,6 +108,7 @@ impl ChatTemplate {
         }) {
             Ok((worker, ())) => Ok(Self {
                 worker,
+                text: text.into(),
                 path,
                 eos_token,
             }),
@@ -117,6 +119,11 @@ impl ChatTemplate {
     /// Returns the file that the template was read from.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns the template's own text.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// Renders a conversation to text. With `add_generation_prompt` the text ends where the model's
@@ -151,8 +158,25 @@ impl ChatTemplate {
         messages: Vec<serde_json::Value>,
         add_generation_prompt: bool,
     ) -> Result<String, TextError> {
+        self.render_with(messages, serde_json::Map::new(), add_generation_prompt)
+    }
+
+    /// Renders messages with further variables of the template, such as `tools` with the tools that
+    /// the model may call, or `enable_thinking`. A variable that is named like a special token
+    /// replaces the token; `messages` and `add_generation_prompt` are always those of the call. See
+    /// [`render_json`](Self::render_json).
+    ///
+    /// # Errors
+    /// See [`render`](Self::render).
+    pub fn render_with(
+        &self,
+        messages: Vec<serde_json::Value>,
+        variables: serde_json::Map<String, serde_json::Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
         let request = Request::Render {
             messages,
+            variables,
             add_generation_prompt,
         };
         self.worker

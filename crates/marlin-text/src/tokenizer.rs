@@ -1,6 +1,6 @@
 //! The tokenizer of a `tokenizer.json`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -172,6 +172,16 @@ impl Tokenizer {
     /// [`TextError::Tokenizer`] if the call of the worker fails.
     pub fn token_id(&self, token: &str) -> Result<Option<u32>, TextError> {
         self.call(Request::TokenId, token)
+    }
+
+    /// Returns the bytes that each token stands for, by token id. A token may be a part of a
+    /// character. An added token has the bytes of its text.
+    ///
+    /// # Errors
+    /// [`TextError::Tokenizer`] if what the tokenizer's decoder writes for a token depends on the
+    /// tokens around it.
+    pub fn token_bytes(&self) -> Result<BTreeMap<u32, Vec<u8>>, TextError> {
+        self.call(Request::Vocabulary, "")
     }
 
     fn call<T: serde::de::DeserializeOwned>(

@@ -257,3 +257,21 @@ fn rendered_texts_keep_their_special_tokens_and_gain_none() {
         (None, vec![])
     );
 }
+
+#[test]
+fn variables_reach_the_template_and_do_not_replace_the_messages() {
+    let text = "{{ tools | tojson }} {{ enable_thinking }} {{ bos_token }} {{ messages | length }} \
+                {{ add_generation_prompt }}";
+    let tokens = BTreeMap::from([("bos_token".into(), "<s>".into())]);
+    let template = ChatTemplate::compile(text, "template".into(), tokens).unwrap();
+    let Json::Object(variables) = json!({
+        "tools": [{ "z": 1, "a": 2 }],
+        "enable_thinking": false,
+        "messages": [1, 2, 3],
+        "add_generation_prompt": true,
+    }) else {
+        unreachable!()
+    };
+    let text = template.render_with(Vec::new(), variables, false).unwrap();
+    assert_eq!(text, r#"[{"z": 1, "a": 2}] False <s> 0 False"#);
+}

@@ -49,6 +49,7 @@ fn is_shallow(request: &Request) -> bool {
         Request::Encode { .. }
         | Request::Decode { .. }
         | Request::TokenId
-        | Request::TokenText { .. } => true,
+        | Request::TokenText { .. }
+        | Request::Vocabulary => true,
     }
 }

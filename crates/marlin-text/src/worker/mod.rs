@@ -8,6 +8,7 @@ mod sandbox;
 mod session;
 mod template;
 mod tokenizer;
+mod vocabulary;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

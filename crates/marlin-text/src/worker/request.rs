@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
 use super::template::{FUEL, MAX_RENDERED_BYTES, MAX_TEMPLATE_BYTES};
@@ -20,6 +20,8 @@ pub(crate) enum Request {
     /// Renders a conversation to text.
     Render {
         messages: Vec<Value>,
+        /// Further variables of the template, such as `tools`.
+        variables: Map<String, Value>,
         add_generation_prompt: bool,
     },
     /// Loads the `tokenizer.json` in the body. The reply is [`Loaded`].
@@ -36,6 +38,8 @@ pub(crate) enum Request {
     /// Looks up the text of a token in the tokenizer's vocabulary. The reply is `None` if there is
     /// no such token.
     TokenText { id: u32 },
+    /// Returns the ids of all tokens in ascending order, each with its bytes.
+    Vocabulary,
 }
 
 /// The tokens of the configs beside a `tokenizer.json`.

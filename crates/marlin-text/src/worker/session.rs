@@ -50,8 +50,9 @@ impl Session {
             }
             Request::Render {
                 messages,
+                variables,
                 add_generation_prompt,
-            } => ok(template()?.render(&messages, add_generation_prompt)?),
+            } => ok(template()?.render(&messages, &variables, add_generation_prompt)?),
             Request::LoadTokenizer { tokens } => {
                 let (tokenizer, loaded) = LoadedTokenizer::load(body, tokens)?;
                 self.tokenizer = Some(tokenizer);
@@ -63,6 +64,7 @@ impl Session {
             Request::Decode { sequences } => ok(tokenizer()?.decode(&sequences)?),
             Request::TokenId => ok(tokenizer()?.token_id(text()?)),
             Request::TokenText { id } => ok(tokenizer()?.token_text(id)),
+            Request::Vocabulary => ok(tokenizer()?.token_bytes()?),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The tokenizer that a worker runs.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use marlin_format::with_causes;
 use serde::Serialize;
@@ -9,6 +9,7 @@ use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrap
 
 use super::oniguruma::rewrite_patterns;
 use super::request::{ConfigTokens, Loaded};
+use super::vocabulary::TokenBytes;
 
 /// A tokenizer, without the truncation and padding of its file: a prompt is encoded as it is.
 #[derive(Debug)]
@@ -66,6 +67,19 @@ impl LoadedTokenizer {
 
     pub fn token_text(&self, id: u32) -> Option<String> {
         self.0.id_to_token(id)
+    }
+
+    /// Returns the ids of all tokens in ascending order, each with its bytes.
+    pub fn token_bytes(&self) -> Result<BTreeMap<u32, Vec<u8>>, String> {
+        let bytes = TokenBytes::of_decoder(self.0.get_decoder())?;
+        let added = self.0.get_added_tokens_decoder();
+        let vocabulary = self.0.get_vocab(true).into_iter();
+        Ok(vocabulary
+            .map(|(text, id)| match added.get(&id) {
+                Some(token) => (id, token.content.clone().into_bytes()),
+                None => (id, bytes.of(&text)),
+            })
+            .collect())
     }
 }
 

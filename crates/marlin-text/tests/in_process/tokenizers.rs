@@ -106,3 +106,22 @@ fn nested_components_run_on_a_small_stack() {
         .unwrap();
     assert_eq!(decoded.unwrap(), "ab");
 }
+
+#[test]
+fn tokens_have_the_bytes_that_decoding_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = open(dir.path(), &byte_level().to_string()).unwrap();
+    let bytes = tokenizer.token_bytes().unwrap();
+    assert_eq!(bytes.len(), 258);
+    for byte in 0..=255 {
+        assert_eq!(bytes[&u32::from(byte)], [byte]);
+    }
+    assert_eq!(bytes[&257], b"</s>");
+    let text = "Zoë 😀\n\u{7f}";
+    let tokens = tokenizer.encode_rendered(text).unwrap();
+    let joined: Vec<u8> = tokens
+        .iter()
+        .flat_map(|token| bytes[token].clone())
+        .collect();
+    assert_eq!(joined, text.as_bytes());
+}

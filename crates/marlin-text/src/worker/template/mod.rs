@@ -98,6 +98,7 @@ impl Template {
     pub fn render(
         &self,
         messages: &[serde_json::Value],
+        variables: &serde_json::Map<String, serde_json::Value>,
         add_generation_prompt: bool,
     ) -> Result<String, Refusal> {
         let template = self
@@ -110,8 +111,11 @@ impl Template {
                 .map(|(name, token)| (name.as_str(), token.as_str())),
         );
         let messages = Value::from(Serde(messages));
-        let context =
-            context! { messages, add_generation_prompt, tools => (), documents => (), ..tokens };
+        // Of two variables with the same name, the first counts.
+        let variables = Value::from(Serde(variables));
+        let others =
+            context! { ..variables, ..context! { tools => (), documents => (), ..tokens } };
+        let context = context! { messages, add_generation_prompt, ..others };
         let mut output = Rendered::default();
         let rendered = template
             .render_captured_to(context, &mut output)

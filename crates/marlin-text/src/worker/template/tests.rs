@@ -121,7 +121,7 @@ fn every_method_filter_and_operator_renders_as_jinja_renders_it() {
     for case in cases {
         let text = case["template"].as_str().unwrap();
         let rendered = Template::compile(&format!("{prelude}{text}"), tokens.clone())
-            .and_then(|template| template.render(&messages, true));
+            .and_then(|template| template.render(&messages, &serde_json::Map::new(), true));
         let is_right = match case["rendered"].as_str() {
             Some(expected) => rendered.as_deref() == Ok(expected),
             None => rendered.is_err(),

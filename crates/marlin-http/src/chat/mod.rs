@@ -1,0 +1,107 @@
+//! `/v1/chat/completions`.
+
+mod request;
+mod stream;
+
+use self::request::ChatJob;
+pub(crate) use self::request::priority;
+use self::stream::ChunkWriter;
+pub(crate) use self::stream::done;
+use crate::auth::Client;
+use crate::body::Checked;
+use crate::error::{ApiError, json};
+use crate::generate::{Finish, Reply};
+use crate::logprobs::Vocabulary;
+use crate::output::Call;
+use crate::sse;
+use crate::state::ApiState;
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use openai_protocol::chat::{
+    ChatChoice, ChatCompletionMessage, ChatCompletionRequest, ChatCompletionResponse,
+    DEFAULT_SERVICE_TIER,
+};
+use openai_protocol::common::{FunctionCallResponse, ToolCall};
+use serde_json::Value;
+
+/// Answers `POST /v1/chat/completions`.
+pub(crate) async fn create(
+    State(state): State<ApiState>,
+    Extension(client): Extension<Client>,
+    Checked(request): Checked<ChatCompletionRequest>,
+) -> Result<Response, ApiError> {
+    let job = ChatJob::new(&state, request, client).await?;
+    let vocabulary = state.vocabulary(job.logprobs).await?;
+    let answers = state.generate(job.job)?;
+    let (id, created, model) = (state.new_id("chatcmpl-"), state.now(), job.model);
+    if let Some(options) = job.stream {
+        let writer = ChunkWriter::new(id, created, model, &answers, options, vocabulary);
+        return Ok(sse::respond(answers, writer));
+    }
+    let (replies, usage) = answers.collect().await?;
+    let choices = replies.into_iter().enumerate();
+    let choices = choices.map(|(index, reply)| choice(index, reply, vocabulary.as_deref()));
+    Ok(json(&ChatCompletionResponse {
+        id,
+        object: "chat.completion".into(),
+        created,
+        model,
+        choices: choices.collect(),
+        usage: Some(usage.openai()),
+        system_fingerprint: None,
+        service_tier: DEFAULT_SERVICE_TIER.into(),
+    }))
+}
+
+/// Returns a whole answer.
+fn choice(index: usize, reply: Reply, vocabulary: Option<&Vocabulary>) -> ChatChoice {
+    let parts = reply.parts;
+    let calls = parts.calls.into_iter().map(tool_call).collect::<Vec<_>>();
+    let has_calls = !calls.is_empty();
+    ChatChoice {
+        index: index as u32,
+        message: ChatCompletionMessage {
+            role: "assistant".into(),
+            content: (!has_calls || !parts.content.is_empty()).then_some(parts.content),
+            refusal: None,
+            annotations: Vec::new(),
+            tool_calls: has_calls.then_some(calls),
+            reasoning_content: (!parts.reasoning.is_empty()).then_some(parts.reasoning),
+        },
+        logprobs: vocabulary.map(|vocabulary| vocabulary.chat(&reply.logprobs)),
+        finish_reason: Some(finish_reason(&reply.finish, has_calls).into()),
+        matched_stop: matched_stop(&reply.finish),
+        hidden_states: None,
+    }
+}
+
+/// Returns a call of a tool in OpenAI's form.
+fn tool_call(call: Call) -> ToolCall {
+    ToolCall {
+        id: call.id,
+        tool_type: "function".into(),
+        function: FunctionCallResponse {
+            name: call.name,
+            arguments: Some(call.arguments),
+        },
+    }
+}
+
+/// Returns the reason of an end in OpenAI's words.
+fn finish_reason(finish: &Finish, has_calls: bool) -> &'static str {
+    match finish {
+        Finish::Length => "length",
+        _ if has_calls => "tool_calls",
+        Finish::Stop | Finish::StopToken(_) | Finish::StopString(_) => "stop",
+    }
+}
+
+/// Returns which of the request's own stops ended an answer.
+fn matched_stop(finish: &Finish) -> Option<Value> {
+    match finish {
+        Finish::StopString(text) => Some(text.as_str().into()),
+        Finish::StopToken(token) => Some((*token).into()),
+        Finish::Stop | Finish::Length => None,
+    }
+}

@@ -1,0 +1,38 @@
+"""Starts the server of the pseudo-model, and says how long a test takes."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+
+
+@contextlib.contextmanager
+def server():
+    """Yields the address of a server: of the environment, or one that is started."""
+    if address := os.environ.get("MARLIN_SERVER"):
+        yield address
+        return
+    binary = sys.argv[1]
+    with subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child.stdout.readline().strip()
+        finally:
+            child.stdin.close()
+            child.wait(timeout=60)
+
+
+def say(text):
+    """A message to which the pseudo-model answers `text`."""
+    return f"\x01{text}\x02"
+
+
+def run(tests):
+    """Runs functions that take the address of a server, and prints their times."""
+    start = time.monotonic()
+    with server() as address:
+        for test in tests:
+            begin = time.monotonic()
+            test(address)
+            print(f"{test.__name__}: {time.monotonic() - begin:.2f} s")
+    print(f"{len(tests)} tests in {time.monotonic() - start:.2f} s")

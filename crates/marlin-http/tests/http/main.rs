@@ -1,0 +1,11 @@
+//! The API over a loopback socket, with a pseudo-model.
+
+mod chat;
+mod completions;
+mod connections;
+mod hostile;
+mod messages;
+mod other;
+mod responses;
+mod support;
+mod tls;

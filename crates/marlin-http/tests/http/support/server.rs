@@ -1,0 +1,127 @@
+//! A server of the pseudo-model on a loopback socket.
+
+use super::model::{EOS, PseudoModel, VOCAB_SIZE};
+use marlin_http::{ApiOptions, ApiState, Model, ServeOptions, serve};
+use marlin_serve::SchedulerConfig;
+use marlin_serve::server::{Server, ServerHandle, ServerOptions};
+use marlin_text::{ChatTemplate, Tokenizer};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::thread::JoinHandle;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// A tokenizer of the bytes as tokens, then `<s>` and `</s>`.
+const TOKENIZER: &str = include_str!("../../../../marlin-text/tests/byte_level.json");
+
+/// A template like those of Qwen 3: roles in lines, tools, reasoning.
+pub const TEMPLATE: &str = "\
+{%- if tools %}<tools>{{ tools | tojson }}</tools> Answer with <tool_call>.\n{% endif %}
+{%- for message in messages %}[{{ message.role }}]{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor -%}
+</s>{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}";
+
+/// The options of a [`TestServer`].
+pub struct TestOptions {
+    pub api: ApiOptions,
+    pub serve: ServeOptions,
+    pub scheduler: SchedulerConfig,
+    /// The most events that wait for a reader.
+    pub event_buffer: usize,
+    /// True for a chat template.
+    pub template: bool,
+}
+
+impl Default for TestOptions {
+    fn default() -> Self {
+        Self {
+            api: ApiOptions::default(),
+            serve: ServeOptions::default(),
+            scheduler: SchedulerConfig::new(2048),
+            event_buffer: 1024,
+            template: true,
+        }
+    }
+}
+
+/// A server that ends when it is dropped.
+pub struct TestServer {
+    pub address: SocketAddr,
+    pub engine: ServerHandle,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TestServer {
+    /// Starts a server with the default options.
+    pub fn start() -> Self {
+        Self::with(TestOptions::default())
+    }
+
+    pub fn with(options: TestOptions) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokenizer.json");
+        std::fs::write(&path, TOKENIZER).unwrap();
+        let open = || Tokenizer::open(&path).unwrap().for_model(VOCAB_SIZE);
+        let mut server_options = ServerOptions::new(options.scheduler);
+        server_options.eos_tokens = vec![EOS];
+        server_options.event_buffer = options.event_buffer;
+        let engine = Server::start(PseudoModel::default(), open(), server_options).unwrap();
+        let tokens = BTreeMap::from([("eos_token".to_string(), "</s>".to_string())]);
+        let template = options
+            .template
+            .then(|| ChatTemplate::compile(TEMPLATE, "test".into(), tokens).unwrap());
+        let mut model = Model::new("test/model");
+        model.aliases.push("alias".into());
+        let state = ApiState::new(engine.clone(), open(), template, model, options.api).unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let (ready, address) = std::sync::mpsc::channel();
+        let serve_options = options.serve;
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                ready.send(listener.local_addr().unwrap()).unwrap();
+                let stopped = async { _ = stopped.await };
+                serve(listener, state, serve_options, stopped)
+                    .await
+                    .unwrap();
+            });
+        });
+        Self {
+            address: address.recv().unwrap(),
+            engine,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    /// Begins the shutdown.
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
+    }
+
+    /// Waits until the server has ended.
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.stop();
+        if let Some(thread) = self.thread.take() {
+            let joined = thread.join();
+            if !std::thread::panicking() {
+                joined.unwrap();
+            }
+        }
+    }
+}

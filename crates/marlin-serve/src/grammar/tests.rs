@@ -1,0 +1,440 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use marlin_testing::{repository_file, rng};
+use rand::RngExt;
+use rand::rngs::StdRng;
+use serde_json::{Value, json};
+
+use super::*;
+
+mod cost;
+
+/// A compiler, and the bytes of its tokens.
+struct Vocabulary {
+    compiler: GrammarCompiler,
+    tokens: BTreeMap<u32, Vec<u8>>,
+    size: usize,
+}
+
+/// The token that ends a text in [`Vocabulary::of`]; the one after it does so, too.
+const END: u32 = 2;
+
+impl Vocabulary {
+    /// Makes a vocabulary of these tokens, single bytes, and special tokens.
+    fn of(tokens: impl IntoIterator<Item = String>, options: CompilerOptions) -> Self {
+        let special = ["<s>", "<call>", "</s>", "<|end|>"];
+        let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
+        let mut vocabulary = serde_json::Map::new();
+        for token in special
+            .into_iter()
+            .map(String::from)
+            .chain(bytes)
+            .chain(tokens)
+        {
+            let id = vocabulary.len();
+            vocabulary.entry(token).or_insert(id.into());
+        }
+        let added: Vec<Value> = special
+            .iter()
+            .map(|text| {
+                json!({
+                    "id": vocabulary[*text], "content": text, "special": true, "normalized": false,
+                    "single_word": false, "lstrip": false, "rstrip": false,
+                })
+            })
+            .collect();
+        let size = vocabulary.len();
+        let json = json!({
+            "version": "1.0",
+            "added_tokens": added,
+            "decoder": { "type": "ByteFallback" },
+            "model": { "type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": true },
+        });
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokenizer.json");
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = marlin_text::Tokenizer::open(&path).unwrap();
+        let tokens = tokenizer.token_bytes().unwrap();
+        // The model's vocabulary is larger than the tokenizer's.
+        let size = size + 5;
+        let compiler = GrammarCompiler::new(tokenizer, size, vec![END, END + 1], options);
+        Self {
+            compiler,
+            tokens,
+            size,
+        }
+    }
+
+    fn bytes() -> Self {
+        Self::of([], CompilerOptions::default())
+    }
+
+    fn start(&self, source: &GrammarSource) -> GrammarState {
+        self.compiler.compile(source).unwrap().start()
+    }
+
+    /// Returns the tokens that a state allows.
+    fn allowed(&self, state: &mut GrammarState) -> BTreeSet<u32> {
+        let mask = state.mask().unwrap();
+        assert_eq!(mask.len(), self.size.div_ceil(32));
+        (0..mask.len() as u32 * 32)
+            .filter(|token| mask[*token as usize / 32] >> (token % 32) & 1 == 1)
+            .collect()
+    }
+
+    /// Follows a grammar with random tokens until the text ends, and returns the text.
+    fn random_text(&self, state: &mut GrammarState, rng: &mut StdRng) -> Vec<u8> {
+        let mut text = Vec::new();
+        for _ in 0..10_000 {
+            let allowed: Vec<u32> = self.allowed(state).into_iter().collect();
+            let token = allowed[rng.random_range(0..allowed.len())];
+            assert!((token as usize) < self.size - 5, "{token} is no token");
+            state.accept(token).unwrap();
+            if token == END || token == END + 1 {
+                assert!(state.is_stopped());
+                return text;
+            }
+            text.extend(&self.tokens[&token]);
+        }
+        panic!("the text does not end: {}", String::from_utf8_lossy(&text));
+    }
+}
+
+fn lark(text: impl Into<String>) -> GrammarSource {
+    GrammarSource::Lark(text.into())
+}
+
+fn schema(schema: Value) -> GrammarSource {
+    GrammarSource::JsonSchema(schema.to_string())
+}
+
+/// The mask is compared with the words of a finite language, token by token.
+#[test]
+fn a_mask_is_the_tokens_with_which_a_match_can_go_on() {
+    let mut rng = rng();
+    let letters = ["a", "b", "é", "<", ">"];
+    let mut word = |longest| -> String {
+        (0..rng.random_range(1..=longest))
+            .map(|_| letters[rng.random_range(0..letters.len())])
+            .collect()
+    };
+    for _ in 0..20 {
+        let tokens: Vec<String> = (0..40).map(|_| word(4)).collect();
+        let words: Vec<String> = (0..30).map(|_| word(9)).collect();
+        let vocabulary = Vocabulary::of(tokens, CompilerOptions::default());
+        let source = GrammarSource::Regex(words.join("|"));
+        let mut state = vocabulary.start(&source);
+        let mut text = Vec::new();
+        loop {
+            let goes_on = |more: &[u8]| {
+                let start = [&text, more].concat();
+                words.iter().any(|word| word.as_bytes().starts_with(&start))
+            };
+            let mut expected: BTreeSet<u32> = vocabulary
+                .tokens
+                .iter()
+                .filter(|(id, bytes)| **id > END + 1 && goes_on(bytes))
+                .map(|(id, _)| *id)
+                .collect();
+            if words.iter().any(|word| word.as_bytes() == text) {
+                expected.extend([END, END + 1]);
+            }
+            let found = vocabulary.allowed(&mut state);
+            assert_eq!(found, expected, "after {text:?} in {words:?}");
+            let next = found.iter().nth(text.len() % found.len()).unwrap();
+            state.accept(*next).unwrap();
+            if *next <= END + 1 {
+                break;
+            }
+            text.extend(&vocabulary.tokens[next]);
+        }
+        assert!(state.is_stopped());
+        assert_eq!(vocabulary.allowed(&mut state), [END, END + 1].into());
+    }
+}
+
+#[test]
+fn texts_follow_a_json_schema() {
+    let mut rng = rng();
+    let tokens = ["{\"", "\":", "true", "fal", "12", "\": ", " \"", "ame"].map(String::from);
+    let vocabulary = Vocabulary::of(tokens, CompilerOptions::default());
+    let source = schema(json!({
+        "type": "object",
+        "properties": {
+            "name": { "enum": ["Zoë", "a\"b", null] },
+            "count": { "type": "integer", "minimum": -3, "maximum": 120 },
+            "list": { "type": "array", "items": { "$ref": "#/$defs/flag" }, "maxItems": 3 },
+        },
+        "required": ["name", "count", "list"],
+        "additionalProperties": false,
+        "$defs": { "flag": { "type": "boolean" } },
+    }));
+    for _ in 0..50 {
+        let text = vocabulary.random_text(&mut vocabulary.start(&source), &mut rng);
+        let value: Value = serde_json::from_slice(&text).unwrap();
+        let object = value.as_object().unwrap();
+        assert_eq!(object.len(), 3, "{value}");
+        assert!([json!("Zoë"), json!("a\"b"), Value::Null].contains(&value["name"]));
+        // `-0` is an integer, too.
+        let count = value["count"].as_f64().unwrap();
+        assert!((-3.0..=120.0).contains(&count) && count.fract() == 0.0);
+        let list = value["list"].as_array().unwrap();
+        assert!(list.len() <= 3 && list.iter().all(Value::is_boolean));
+    }
+    let text = vocabulary.random_text(
+        &mut vocabulary.start(&lark("start: /[a-c]{2}/ NUMBER\nNUMBER: /[0-9]+/")),
+        &mut rng,
+    );
+    assert!(text[..2].iter().all(|byte| (b'a'..=b'c').contains(byte)));
+    assert!(text[2..].iter().all(u8::is_ascii_digit) && text.len() > 2);
+}
+
+/// Special tokens are no text, even where their bytes are allowed.
+#[test]
+fn special_tokens_are_only_allowed_by_name_or_id() {
+    let vocabulary = Vocabulary::bytes();
+    let id = vocabulary.compiler.token_id("<call>").unwrap().unwrap();
+    assert_eq!(vocabulary.compiler.token_id("<other>").unwrap(), None);
+    let mut state = vocabulary.start(&GrammarSource::Regex(".*".into()));
+    let allowed = vocabulary.allowed(&mut state);
+    assert!(!allowed.contains(&id) && allowed.contains(&(4 + u32::from(b'<'))));
+    for source in [
+        format!("start: <[{id}]> \"a\""),
+        "start: <call> \"a\"".into(),
+    ] {
+        let mut state = vocabulary.start(&lark(source));
+        assert_eq!(vocabulary.allowed(&mut state), [id].into());
+        state.accept(id).unwrap();
+        assert_eq!(vocabulary.allowed(&mut state), [4 + u32::from(b'a')].into());
+    }
+}
+
+#[test]
+fn a_token_that_is_not_allowed_is_an_error_from_then_on() {
+    let vocabulary = Vocabulary::bytes();
+    let source = GrammarSource::Regex("ab".into());
+    let (mut state, mut other) = (vocabulary.start(&source), vocabulary.start(&source));
+    for _ in 0..2 {
+        let error = state.accept(4 + u32::from(b'b')).unwrap_err();
+        assert!(matches!(error, GrammarError::Stuck(_)), "{error}");
+        assert!(error.to_string().len() < 600);
+        assert!(matches!(state.mask(), Err(GrammarError::Stuck(_))));
+    }
+    // Other sequences with the grammar go on.
+    other.accept(4 + u32::from(b'a')).unwrap();
+    assert!(!other.is_stopped());
+    other.accept(4 + u32::from(b'b')).unwrap();
+    assert!(other.is_stopped());
+}
+
+/// Takes 4 s. Without optimisation, `llguidance` is ten times slower than in a program.
+#[test]
+fn grammars_that_cannot_be_used_are_refused_in_bounded_time() {
+    let options = CompilerOptions {
+        time_limit: Duration::from_secs(60),
+        ..CompilerOptions::default()
+    };
+    let vocabulary = Vocabulary::of([], options);
+    let explodes = |n: usize| {
+        let part = |i| {
+            let [a, b] = ["a", "b"].map(|name| {
+                let integer = json!({ format!("{name}{i}"): { "type": "integer" } });
+                json!({ "properties": integer, "type": "object" })
+            });
+            json!({ "anyOf": [a, b] })
+        };
+        schema(json!({ "allOf": (0..n).map(part).collect::<Vec<_>>() }))
+    };
+    let refused = [
+        (GrammarSource::Regex("(".into()), "unclosed group"),
+        (GrammarSource::Regex("(".repeat(20_000)), "invalid regex"),
+        (lark("start: other"), "unknown name"),
+        (
+            lark(format!("start: {}", "(".repeat(20_000))),
+            "too deeply nested",
+        ),
+        (
+            schema(json!({ "type": "object", "if": {} })),
+            "Unimplemented keys",
+        ),
+        (
+            schema(json!({ "$ref": "https://example.com/x" })),
+            "example.com",
+        ),
+        (schema(json!([])), "must be an object"),
+        (
+            schema(json!({ "multipleOf": 1009, "allOf": [{ "multipleOf": 99.7 }] })),
+            "`multipleOf`",
+        ),
+        (explodes(20), "too large"),
+    ];
+    for (source, expected) in refused {
+        let start = Instant::now();
+        let error = vocabulary.compiler.compile(&source).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(expected) && text.len() < 600, "{text}");
+        assert!(matches!(error, GrammarError::Refused(_)) && error.is_of_grammar());
+        println!("{:.0?}: {text}", start.elapsed());
+    }
+    let empty = [
+        lark("start: A\nA: /a/ & /b/"),
+        lark("start: a\na: b\nb: a"),
+        schema(json!({ "allOf": [{ "$ref": "#" }] })),
+        schema(json!({ "$ref": "#/$defs/a", "$defs": { "a": { "$ref": "#/$defs/a" } } })),
+    ];
+    for source in empty {
+        let error = vocabulary.compiler.compile(&source).unwrap_err();
+        assert!(matches!(error, GrammarError::Empty), "{error}");
+    }
+    let long = GrammarSource::Regex("a".repeat(MAX_GRAMMAR_BYTES + 1));
+    let error = vocabulary.compiler.compile(&long).unwrap_err();
+    assert!(matches!(error, GrammarError::TooLong { bytes } if bytes == MAX_GRAMMAR_BYTES + 1));
+    let error = vocabulary
+        .compiler
+        .compile(&GrammarSource::JsonSchema("{".into()));
+    assert!(matches!(error, Err(GrammarError::Json(_))));
+}
+
+/// Returns a chain of this many rules, and a chain of references with a quarter as many.
+fn deep(levels: usize) -> [GrammarSource; 2] {
+    let rule = |level| format!("a{level}: a{} \"x\"\n", level + 1);
+    let rules: String = (0..levels).map(rule).collect();
+    let chain = lark(format!("start: a0\n{rules}a{levels}: \"y\""));
+    let levels = levels / 4;
+    let level = |level: usize| {
+        let next = json!({ "a": { "$ref": format!("#/$defs/{}", level + 1) } });
+        let value = json!({ "type": "object", "properties": next });
+        (level.to_string(), value)
+    };
+    let mut definitions: serde_json::Map<_, _> = (0..levels).map(level).collect();
+    definitions.insert(levels.to_string(), json!(true));
+    let references = schema(json!({ "$ref": "#/$defs/0", "$defs": definitions }));
+    [chain, references]
+}
+
+/// Compiles deep grammars, and takes a mask on the stack of the caller, here of 2 MiB.
+fn check_deep(levels: usize) {
+    let options = CompilerOptions {
+        time_limit: Duration::from_secs(60),
+        ..CompilerOptions::default()
+    };
+    let vocabulary = Vocabulary::of([], options);
+    for source in deep(levels) {
+        vocabulary.start(&source).mask().unwrap();
+    }
+}
+
+#[test]
+fn deep_grammars_do_not_overflow_a_stack() {
+    check_deep(1500);
+}
+
+/// Takes 5 s without optimisation.
+#[test]
+#[ignore = "slow without optimisation"]
+fn grammars_as_deep_as_their_length_allows_do_not_overflow_a_stack() {
+    let levels = 7400;
+    let bytes = deep(levels)[0].text().len();
+    assert!(
+        (MAX_GRAMMAR_BYTES * 9 / 10..=MAX_GRAMMAR_BYTES).contains(&bytes),
+        "{bytes}"
+    );
+    check_deep(levels);
+}
+
+/// A schema may refer to itself where a value can end.
+#[test]
+fn recursive_schemas_are_followed() {
+    let vocabulary = Vocabulary::bytes();
+    let tree = schema(json!({ "type": "array", "items": { "$ref": "#" } }));
+    let mut state = vocabulary.start(&tree);
+    for byte in b"[[],[[]]]" {
+        assert!(!state.is_stopped());
+        state.accept(4 + u32::from(*byte)).unwrap();
+    }
+    assert!(vocabulary.allowed(&mut state).contains(&END));
+}
+
+/// Each step of a grammar whose lexer explodes is bounded. Takes 3 s without optimisation.
+#[test]
+fn a_grammar_that_explodes_ends_its_own_sequence() {
+    let vocabulary = Vocabulary::bytes();
+    let source = GrammarSource::Regex("(((a{1000}){1000}){1000}){1000}".into());
+    let grammar = match vocabulary.compiler.compile(&source) {
+        Ok(grammar) => grammar,
+        Err(error) => return assert!(error.is_of_grammar(), "{error}"),
+    };
+    let mut state = grammar.start();
+    let start = Instant::now();
+    let error = (0..1000).find_map(|_| {
+        let step = state.mask().and_then(|_| state.accept(4 + u32::from(b'a')));
+        step.err()
+    });
+    assert!(error.is_none_or(|error| error.is_of_grammar()));
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn compiled_grammars_are_kept_and_compilations_are_limited() {
+    let options = CompilerOptions {
+        kept: 2,
+        ..CompilerOptions::default()
+    };
+    let vocabulary = Vocabulary::of([], options);
+    let compile = |text: &str| {
+        vocabulary
+            .compiler
+            .compile(&GrammarSource::Regex(text.into()))
+            .unwrap()
+    };
+    let first = compile("a");
+    compile("b");
+    assert!(Arc::ptr_eq(&first, &compile("a")));
+    compile("c");
+    assert!(Arc::ptr_eq(&first, &compile("a")));
+    // `b` is the last used, and `c` was forgotten for it.
+    compile("b");
+    compile("c");
+    assert!(!Arc::ptr_eq(&first, &compile("a")));
+
+    let options = CompilerOptions {
+        time_limit: Duration::ZERO,
+        max_running: 0,
+        ..CompilerOptions::default()
+    };
+    let source = GrammarSource::Regex("a".into());
+    let error = Vocabulary::of([], options.clone())
+        .compiler
+        .compile(&source);
+    assert!(matches!(error, Err(GrammarError::Busy { running: 0 })));
+    let options = CompilerOptions {
+        max_running: 1,
+        ..options
+    };
+    let vocabulary = Vocabulary::of([], options);
+    let error = vocabulary.compiler.compile(&source).unwrap_err();
+    assert!(matches!(error, GrammarError::TimeOut { .. }), "{error}");
+    // It is kept as soon as it is compiled.
+    let start = Instant::now();
+    while vocabulary.compiler.compile(&source).is_err() {
+        assert!(start.elapsed() < Duration::from_secs(30));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_model_without_a_stop_token_has_no_grammars() {
+    let path = repository_file("examples/train-tiny-llama/model/tokenizer.json");
+    let tokenizer = marlin_text::Tokenizer::open(&path).unwrap();
+    let size = tokenizer.vocab_size();
+    let options = CompilerOptions::default();
+    let compiler = GrammarCompiler::new(tokenizer, size, vec![size as u32], options);
+    let error = compiler.compile(&GrammarSource::json_object()).unwrap_err();
+    assert!(matches!(error, GrammarError::NoStopToken) && !error.is_of_grammar());
+}
