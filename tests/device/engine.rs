@@ -2,6 +2,7 @@
 //! of Flex, and graphs are replayed.
 
 mod prompts;
+mod served;
 mod threads;
 
 use crate::llama::quantised;
@@ -71,6 +72,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
         device,
         "engine::sequences_go_on_in_passes_of_prompts",
         prompts::in_passes_of_prompts,
+    ));
+    tests.push(trial(
+        device,
+        "engine::a_server_goes_on_as_on_the_host",
+        served::over_few_pages,
     ));
 }
 

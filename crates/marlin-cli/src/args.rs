@@ -1,5 +1,11 @@
 //! The command line.
 
+#[cfg(feature = "serve")]
+mod serve;
+
+#[cfg(feature = "serve")]
+pub use self::serve::ServeArgs;
+
 use crate::advise::cards::CardSpec;
 use crate::device::DeviceName;
 use crate::plot::PlotFile;
@@ -41,6 +47,10 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Chat with a model, one line per turn, in the format of its chat template.
     Chat(ChatArgs),
+    /// Serve a model over HTTP, with the APIs of OpenAI and Anthropic: many requests at once, over a
+    /// KV cache of pages that shares the prefixes of prompts.
+    #[cfg(feature = "serve")]
+    Serve(ServeArgs),
     /// Measure the perplexity of a model on a text.
     Perplexity(PerplexityArgs),
     /// Compare quantised models with the original: perplexity, and divergence and agreement of

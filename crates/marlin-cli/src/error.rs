@@ -66,6 +66,24 @@ pub enum CliError {
         "the logit of token {token} is {found}; are the weights broken, or the activations too large for their dtype?"
     )]
     NotFinite { token: usize, found: f32 },
+    #[cfg(feature = "serve")]
+    #[error(transparent)]
+    Server(#[from] marlin_serve::model::ModelServerError),
+    #[cfg(feature = "serve")]
+    #[error(transparent)]
+    Api(#[from] marlin_http::OptionsError),
+    #[cfg(feature = "serve")]
+    #[error(transparent)]
+    Tls(#[from] marlin_http::TlsError),
+    #[cfg(feature = "serve")]
+    #[error("the threads of the server could not be started")]
+    Runtime(#[source] std::io::Error),
+    #[cfg(feature = "serve")]
+    #[error("cannot listen on {address}; --port takes another port, --host another address")]
+    Listen {
+        address: std::net::SocketAddr,
+        source: std::io::Error,
+    },
     #[error("the input could not be read")]
     Input(#[source] std::io::Error),
     #[error("the output could not be written")]

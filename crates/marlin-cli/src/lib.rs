@@ -32,6 +32,10 @@ use tracing_subscriber::EnvFilter;
 /// machine lacks as an error; the devices present are listed when one is requested.
 const LOG: &str = "warn,wgpu_hal=off";
 
+/// The same for a server, which also tells where it listens.
+#[cfg(feature = "serve")]
+const SERVER_LOG: &str = "warn,wgpu_hal=off,marlin_http=info,marlin_serve=info";
+
 /// Returns the definition of the command line: all commands and options, with their help.
 pub fn command() -> clap::Command {
     Cli::command()
@@ -43,11 +47,7 @@ pub fn command() -> clap::Command {
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     marlin_lm::init();
     let cli = Cli::parse_from(args);
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .init();
+    init_logs(&cli.command);
     progress::set_quiet(cli.quiet);
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
@@ -60,6 +60,33 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// Sends logs to standard error.
+fn init_logs(command: &Command) {
+    let (log, is_json) = log_of(command);
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(log));
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    if is_json {
+        logs.json().init();
+    } else {
+        logs.init();
+    }
+}
+
+/// Returns the log filter of a command, and true if its logs are JSON.
+#[cfg_attr(
+    not(feature = "serve"),
+    allow(unused_variables, reason = "only servers have their own")
+)]
+fn log_of(command: &Command) -> (&'static str, bool) {
+    #[cfg(feature = "serve")]
+    if let Command::Serve(args) = command {
+        return (SERVER_LOG, args.json_logs);
+    }
+    (LOG, false)
+}
+
 fn run(cli: &Cli) -> Result<(), CliError> {
     burn_marlin::install()?;
     match &cli.command {
@@ -67,6 +94,8 @@ fn run(cli: &Cli) -> Result<(), CliError> {
         Command::Quantize(args) => commands::quantize::run(args),
         Command::Generate(args) => commands::generate::run(args),
         Command::Chat(args) => commands::chat::run(args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => commands::serve::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::Evaluate(args) => commands::evaluate::run(args),
         Command::Logits(args) => commands::logits::run(args),

@@ -54,6 +54,7 @@
 //! ```
 
 pub mod grammar;
+pub mod model;
 mod pages;
 mod prefix;
 mod scheduler;

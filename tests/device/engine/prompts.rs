@@ -5,7 +5,7 @@ use crate::llama::{example, logits, quantised};
 use crate::setup::is_card;
 use burn::tensor::{Device, FloatDType};
 use marlin_lm::{
-    Engine, LanguageModel, OpenOptions, RequestParams, Sampling, StepOutput, Suppression,
+    Engine, LanguageModel, Model, OpenOptions, RequestParams, Sampling, StepOutput, Suppression,
 };
 
 /// Checks that a running sequence gets a token in every step during the prefill of long prompts,

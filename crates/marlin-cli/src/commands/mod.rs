@@ -10,6 +10,8 @@ pub mod kernels;
 pub mod logits;
 pub mod perplexity;
 pub mod quantize;
+#[cfg(feature = "serve")]
+pub mod serve;
 
 use crate::args::{DtypeName, HubArgs, ModelArgs, SamplingArgs};
 use crate::device;

@@ -16,6 +16,8 @@ mod progress;
 mod quantize;
 mod quantize_methods;
 mod quantize_refused;
+#[cfg(feature = "serve")]
+mod serve;
 mod support;
 mod text;
 #[cfg(unix)]

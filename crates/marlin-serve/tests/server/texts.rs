@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 
 /// The text of tokens is cut before each string of one to four characters in it: about 800 requests,
 /// in about 0.3 s.
+/// A change of a good request.
+type Change<T> = fn(&mut T);
+
 #[test]
 fn a_stop_string_ends_the_text_wherever_it_lies_among_the_tokens() {
     let mut rng = marlin_testing::rng();
@@ -218,7 +221,7 @@ fn what_cannot_run_is_refused_with_its_numbers() {
         message(&|r| r.max_tokens = Some(0)),
         "max_tokens is 0; it must be at least 1"
     );
-    let cases: [(&str, fn(&mut GenerationRequest)); 21] = [
+    let cases: [(&str, Change<GenerationRequest>); 21] = [
         ("prompt is token 258;", |r| r.prompt[3] = 258),
         ("stop_token_ids is token 300;", |r| {
             r.stop_token_ids = vec![300]
@@ -269,7 +272,7 @@ fn what_cannot_run_is_refused_with_its_numbers() {
         let message = message(&change);
         assert!(message.starts_with(expected), "{message}, not {expected}");
     }
-    let unsupported: [(&str, fn(&mut SamplingParams)); 3] = [
+    let unsupported: [(&str, Change<SamplingParams>); 3] = [
         ("presence_penalty", |params| params.presence_penalty = 1.0),
         ("frequency_penalty", |params| params.frequency_penalty = 1.0),
         ("logit_bias", |params| {

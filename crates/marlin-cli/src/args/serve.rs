@@ -1,0 +1,85 @@
+//! The arguments of `serve`.
+
+use super::ModelArgs;
+use clap::Args;
+use marlin_lm::MAX_SEQUENCES;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Address to listen on. Other machines can reach the server on any other than 127.0.0.1 and
+    /// ::1; it should have a key then.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port to listen on; 0 takes a free one, which is in the first line of the log.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Key that clients send, as `Authorization: Bearer KEY` or `x-api-key: KEY`. May be given
+    /// several times; without one every client may ask.
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "BURN_MARLIN_API_KEY",
+        hide_env_values = true
+    )]
+    pub api_key: Vec<String>,
+    /// Name under which clients ask for the model; by default the name of its folder, or its name on
+    /// the hub. May be given several times.
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Vec<String>,
+    /// Sequences that run at once.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=MAX_SEQUENCES as i64))]
+    pub max_sequences: u16,
+    /// Requests that wait for others to end; further ones are answered with 503.
+    #[arg(long, default_value_t = 1024)]
+    pub max_waiting: usize,
+    /// Tokens of a step, prompts and decode together; by default as many as one pass over the
+    /// weights computes.
+    #[arg(long, value_name = "TOKENS")]
+    pub max_step_tokens: Option<usize>,
+    /// Positions of a page of the KV cache: a power of two, at least 16.
+    #[arg(long, default_value_t = 64)]
+    pub page_size: usize,
+    /// Pages of the KV cache; by default as many as fit --memory-fraction.
+    #[arg(long)]
+    pub pages: Option<u32>,
+    /// Part of the device's free memory that the KV cache takes.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.9, value_parser = fraction)]
+    pub memory_fraction: f64,
+    /// Share out service evenly among the API keys, instead of first come, first served.
+    #[arg(long)]
+    pub fair: bool,
+    /// Seconds that a request may wait for others to end.
+    #[arg(long, value_name = "SECONDS")]
+    pub queue_timeout: Option<u64>,
+    /// Seconds that a request may take.
+    #[arg(long, value_name = "SECONDS")]
+    pub request_timeout: Option<u64>,
+    /// Seconds that requests in progress may take after the server was told to end, by SIGINT or
+    /// SIGTERM.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub drain_timeout: u64,
+    /// Origin whose pages may ask, such as https://example.com; `*` is every origin. May be given
+    /// several times.
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_origin: Vec<String>,
+    /// Chain of certificates for TLS, PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_certificate: Option<PathBuf>,
+    /// Key of the first certificate, PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_key: Option<PathBuf>,
+    /// Write logs as JSON, one object a line.
+    #[arg(long)]
+    pub json_logs: bool,
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(fraction) if fraction > 0.0 && fraction <= 1.0 => Ok(fraction),
+        _ => Err("it must be above 0 and at most 1".into()),
+    }
+}
