@@ -60,6 +60,7 @@ mod messages;
 mod models;
 mod options;
 mod output;
+mod page;
 pub mod reasoning;
 mod responses;
 mod router;

@@ -43,13 +43,20 @@ impl ReasoningParser {
     /// Starts at the beginning of an answer to `prompt`, the text that a chat template rendered:
     /// the reasoning has begun if the prompt ends with `<think>`.
     pub fn new(prompt: &str) -> Self {
-        let is_open = prompt.trim_end().ends_with(OPENING);
         Self {
-            state: if is_open { State::Opened } else { State::Start },
+            state: match Self::is_open(prompt) {
+                true => State::Opened,
+                false => State::Start,
+            },
             held: String::new(),
             mark: 0,
             deltas: Vec::new(),
         }
+    }
+
+    /// Returns true if `prompt` ends with `<think>`, so that the answer begins with reasoning.
+    pub fn is_open(prompt: &str) -> bool {
+        prompt.trim_end().ends_with(OPENING)
     }
 
     /// Returns true if a chat template marks reasoning, so that a model with it writes `<think>`.

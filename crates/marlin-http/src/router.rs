@@ -2,7 +2,7 @@
 
 use crate::error::{ApiError, failure};
 use crate::state::ApiState;
-use crate::{auth, chat, completions, messages, models, responses, status, tokenize};
+use crate::{auth, chat, completions, messages, models, page, responses, status, tokenize};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
@@ -61,10 +61,11 @@ const NOT_IMPLEMENTED: [&str; 20] = [
 /// | `GET /health` | 200, or 503 with the reason |
 /// | `GET /metrics` | the figures of the engine, under vLLM's names, for Prometheus |
 /// | `GET /version` | the version of this crate |
+/// | `GET /` | a page with a chat and a live view of the server |
 ///
-/// Other routes of the two APIs answer 501, all other paths 404. Only `/health`, `/metrics` and
-/// `/version` are open to clients without a key. Every error has the form of OpenAI's API, below
-/// `/v1/messages` that of Anthropic's.
+/// Other routes of the two APIs answer 501, all other paths 404. Only `/health`, `/metrics`,
+/// `/version` and the page are open to clients without a key. Every error has the form of OpenAI's
+/// API, below `/v1/messages` that of Anthropic's.
 pub fn router(state: ApiState) -> Router {
     let mut closed = Router::new()
         .route("/v1/chat/completions", post(chat::create))
@@ -90,6 +91,7 @@ pub fn router(state: ApiState) -> Router {
         .route("/health", get(status::health))
         .route("/metrics", get(status::metrics))
         .route("/version", get(status::version))
+        .merge(page::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CatchPanicLayer::custom(panicked))

@@ -1,7 +1,12 @@
-//! The scheduler of an LLM server: continuous batching over a paged KV cache.
+//! The engine of an LLM server: continuous batching over a paged KV cache, apart from the device
+//! that computes and from the protocol of the clients.
 //!
-//! [`Scheduler`] takes requests and decides what each step of the model computes. It has no device,
-//! no threads and no clock: an executor runs the steps, and the caller passes the time.
+//! - [`server`]: the engine as a library, requests in and streams of text out. It owns a thread, on
+//!   which it runs a scheduler and an executor.
+//! - [`grammar`]: the tokens that a JSON schema, a regular expression or a Lark grammar allows.
+//!
+//! The parts below have no threads and no clock. [`Scheduler`] takes requests and decides what each
+//! step of the model computes: an executor runs the steps, and the caller passes the time.
 //!
 //! - [`PagePool`]: the pages of the KV cache, each with the keys and values of
 //!   [`page_size`](SchedulerConfig::page_size) positions.

@@ -20,6 +20,8 @@ pub struct Tokenizer {
     special: Arc<BTreeSet<u32>>,
     /// Tokens added to those of the tokenizer's algorithm, including special tokens.
     added: Arc<BTreeSet<u32>>,
+    /// The special tokens that decoding does not skip, with their texts.
+    shown: Arc<BTreeMap<u32, String>>,
 }
 
 impl Tokenizer {
@@ -60,7 +62,24 @@ impl Tokenizer {
             model_vocab_size: usize::MAX,
             special,
             added,
+            shown: Arc::default(),
         })
+    }
+
+    /// Makes decoding write these special tokens as their texts, such as the `[TOOL_CALLS]` that
+    /// marks where a model calls a tool. Texts that are no token change nothing.
+    ///
+    /// # Errors
+    /// [`TextError::Tokenizer`] if the call of the worker fails.
+    pub fn showing(mut self, tokens: &[&str]) -> Result<Self, TextError> {
+        let mut shown = BTreeMap::clone(&self.shown);
+        for &text in tokens {
+            if let Some(token) = self.token_id(text)?.filter(|&token| self.is_special(token)) {
+                shown.insert(token, text.to_string());
+            }
+        }
+        self.shown = Arc::new(shown);
+        Ok(self)
     }
 
     /// Returns one more than the largest token id.
@@ -127,7 +146,8 @@ impl Tokenizer {
         }
     }
 
-    /// Returns true if a token is a special token, which decoding skips.
+    /// Returns true if a token is a special token, which decoding skips unless it is
+    /// [shown](Self::showing).
     pub fn is_special(&self, token: u32) -> bool {
         self.special.contains(&token)
     }
@@ -138,7 +158,8 @@ impl Tokenizer {
         self.added.contains(&token)
     }
 
-    /// Decodes tokens to text, without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    /// Decodes tokens to text, without the special tokens that are not [shown](Self::showing).
+    /// Bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors
     /// [`TextError::Tokenizer`] if the tokenizer's decoder fails.
@@ -152,17 +173,28 @@ impl Tokenizer {
         &self,
         sequences: [&[u32]; N],
     ) -> Result<[String; N], TextError> {
-        let texts: Vec<String> = self.call(
-            Request::Decode {
-                sequences: sequences.map(<[u32]>::to_vec).into(),
-            },
-            "",
-        )?;
-        texts.try_into().map_err(|texts: Vec<_>| {
-            self.error(Failure::Worker {
-                what: format!("gave {} texts for {N}", texts.len()),
-            })
-        })
+        let is_shown = |token: &u32| self.shown.contains_key(token);
+        // The parts between shown tokens, one more than there are shown tokens.
+        let parts: Vec<Vec<u32>> = sequences
+            .iter()
+            .flat_map(|tokens| tokens.split(is_shown).map(<[u32]>::to_vec))
+            .collect();
+        let expected = parts.len();
+        let texts: Vec<String> = self.call(Request::Decode { sequences: parts }, "")?;
+        if texts.len() != expected {
+            return Err(self.error(Failure::Worker {
+                what: format!("gave {} texts for {expected}", texts.len()),
+            }));
+        }
+        let mut texts = texts.into_iter();
+        Ok(sequences.map(|tokens| {
+            let mut text = texts.next().unwrap_or_default();
+            for shown in tokens.iter().filter_map(|token| self.shown.get(token)) {
+                text.push_str(shown);
+                text.push_str(&texts.next().unwrap_or_default());
+            }
+            text
+        }))
     }
 
     /// Returns the id of the token with a text such as `<|endoftext|>`; `None` if there is no such

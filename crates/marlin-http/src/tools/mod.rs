@@ -67,7 +67,8 @@ impl ToolFormat {
     }
 
     /// Returns the texts that mark a call. A tokenizer may have them as special tokens, which
-    /// decoding skips: the text that a [`ToolParser`] is given must contain them.
+    /// decoding skips, but the text that a [`ToolParser`] is given must contain them: the engine's
+    /// tokenizer is one that [shows](marlin_text::Tokenizer::showing) them.
     pub fn markers(self) -> &'static [&'static str] {
         match self {
             Self::Hermes => &["<tool_call>", "</tool_call>"],

@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod forced;
+
 /// Returns the parts of an answer that comes in pieces, with neighbours of one kind joined.
 fn parsed<'a>(format: ToolFormat, pieces: impl IntoIterator<Item = &'a str>) -> Vec<ToolDelta> {
     let mut parser = ToolParser::new(format);
@@ -25,8 +27,8 @@ fn parsed<'a>(format: ToolFormat, pieces: impl IntoIterator<Item = &'a str>) -> 
     joined
 }
 
-/// Checks the rules that hold for every answer.
-fn check(format: ToolFormat, text: &str) {
+/// Checks the rules that hold for every answer, and returns its parts.
+fn check(format: ToolFormat, text: &str) -> Vec<ToolDelta> {
     let deltas = parsed(format, [text]);
     let mut open = None;
     let mut next = 0;
@@ -56,10 +58,11 @@ fn check(format: ToolFormat, text: &str) {
         }
     }
     assert!(open.is_none(), "{deltas:?}");
-    let (content, calls) = collect(deltas);
+    let (content, calls) = collect(deltas.clone());
     if calls.is_empty() {
         assert_eq!(content, text, "content of {format:?}");
     }
+    deltas
 }
 
 /// An answer, its content, and its calls.
@@ -285,8 +288,7 @@ fn changed_answers_are_divided_the_same_in_any_pieces() {
         let (_, text, ..) = CASES[rng.random_range(0..CASES.len())];
         let text = mutated(&mut rng, text);
         let format = ToolFormat::ALL[rng.random_range(0..3)];
-        check(format, &text);
-        let whole = parsed(format, [text.as_str()]);
+        let whole = check(format, &text);
         let mut pieces = Vec::new();
         let mut rest = text.as_str();
         let longest = rng.random_range(2..20);

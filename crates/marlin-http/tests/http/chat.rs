@@ -5,10 +5,10 @@ use crate::support::server::{TestOptions, TestServer};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-const PATH: &str = "/v1/chat/completions";
+pub const PATH: &str = "/v1/chat/completions";
 
 /// A request with one message and further fields.
-fn body(content: &str, fields: Value) -> Value {
+pub fn body(content: &str, fields: Value) -> Value {
     let messages = json!([{ "role": "user", "content": content }]);
     let mut body = json!({ "model": "test/model", "messages": messages });
     body.as_object_mut()
@@ -18,11 +18,11 @@ fn body(content: &str, fields: Value) -> Value {
 }
 
 /// A request whose answer is `text`.
-fn say(text: &str, fields: Value) -> Value {
+pub fn say(text: &str, fields: Value) -> Value {
     body(&format!("\u{1}{text}\u{2}"), fields)
 }
 
-fn refused(address: SocketAddr, body: &Value) -> (u16, Value) {
+pub fn refused(address: SocketAddr, body: &Value) -> (u16, Value) {
     let response = post(address, PATH, body);
     let error = response.json()["error"].clone();
     assert!(error["message"].is_string(), "{error}");
@@ -196,141 +196,6 @@ fn log_probabilities_come_with_the_bytes_of_tokens() {
         .cloned()
         .collect();
     assert_eq!(Value::from(tokens), *content);
-}
-
-#[test]
-fn calls_of_tools_are_found_and_forced() {
-    let server = TestServer::start();
-    let tool = json!({
-        "type": "function",
-        "function": {
-            "name": "add",
-            "parameters": {
-                "type": "object",
-                "properties": { "a": { "type": "integer", "minimum": 0, "maximum": 9 } },
-                "required": ["a"],
-                "additionalProperties": false,
-            },
-        },
-    });
-    let call = r#"Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>"#;
-    let request = say(call, json!({ "tools": [tool] }));
-    let answer = ask(server.address, PATH, &request);
-    let choice = &answer["choices"][0];
-    assert_eq!(choice["finish_reason"], "tool_calls");
-    assert_eq!(choice["message"]["content"], "Let me see.");
-    let calls = &choice["message"]["tool_calls"];
-    assert_eq!(calls[0]["type"], "function");
-    assert_eq!(
-        calls[0]["function"],
-        json!({ "name": "add", "arguments": "{\"a\": 1}" })
-    );
-    let mut streamed = request.clone();
-    streamed["stream"] = true.into();
-    let chunks = post(server.address, PATH, &streamed).chunks();
-    let deltas: Vec<_> = chunks
-        .iter()
-        .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array())
-        .flatten()
-        .collect();
-    assert_eq!(deltas[0]["index"], 0);
-    assert!(deltas[0]["id"].as_str().unwrap().starts_with("call_"));
-    assert_eq!(deltas[0]["function"]["name"], "add");
-    let arguments = deltas
-        .iter()
-        .filter_map(|delta| delta["function"]["arguments"].as_str());
-    assert_eq!(arguments.collect::<String>(), "{\"a\": 1}");
-    assert_eq!(
-        chunks.last().unwrap()["choices"][0]["finish_reason"],
-        "tool_calls"
-    );
-    // Without a script the model writes what the grammar allows.
-    for choice in [
-        json!("required"),
-        json!({ "type": "function", "function": { "name": "add" } }),
-    ] {
-        let fields = json!({ "tools": [tool], "tool_choice": choice, "max_tokens": 200 });
-        let answer = ask(server.address, PATH, &body("Go.", fields));
-        let message = &answer["choices"][0]["message"];
-        let function = &message["tool_calls"][0]["function"];
-        assert_eq!(function["name"], "add", "{answer}");
-        let arguments: Value =
-            serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
-        assert!(arguments["a"].is_u64());
-    }
-    let request = say(call, json!({ "tools": [tool], "tool_choice": "none" }));
-    let message = &ask(server.address, PATH, &request)["choices"][0]["message"];
-    assert_eq!(message["content"], call);
-    // The conversation goes on after a call.
-    let mut request = say("Done.", json!({ "tools": [tool] }));
-    let messages = request["messages"].as_array_mut().unwrap();
-    let arguments = json!({ "name": "add", "arguments": "{\"a\": 1}" });
-    messages.insert(
-        0,
-        json!({ "role": "tool", "tool_call_id": "c", "content": "2" }),
-    );
-    messages.insert(
-        0,
-        json!({
-            "role": "assistant",
-            "content": null,
-            "tool_calls": [{ "id": "c", "type": "function", "function": arguments }],
-        }),
-    );
-    let message = &ask(server.address, PATH, &request)["choices"][0]["message"];
-    assert_eq!(message["content"], "Done.");
-}
-
-#[test]
-fn structured_output_follows_its_schema() {
-    let server = TestServer::start();
-    let schema = json!({
-        "type": "object",
-        "properties": { "on": { "type": "boolean" } },
-        "required": ["on"],
-        "additionalProperties": false,
-    });
-    let format = json!({
-        "type": "json_schema",
-        "json_schema": { "name": "switch", "schema": schema, "strict": true },
-    });
-    let fields = json!({ "response_format": format, "max_tokens": 200, "seed": 3 });
-    let answer = ask(server.address, PATH, &body("Go.", fields));
-    let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
-    let value: Value = serde_json::from_str(content).unwrap();
-    assert!(value["on"].is_boolean(), "{value}");
-    let fields = json!({ "regex": "[0-9]{4}-[0-9]{2}", "max_tokens": 50 });
-    let answer = ask(server.address, PATH, &body("Go.", fields));
-    let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
-    assert_eq!(content.len(), 7);
-    let fields = json!({ "regex": "(", "max_tokens": 50 });
-    let (status, error) = refused(server.address, &body("Go.", fields));
-    assert_eq!((status, error["param"].as_str()), (400, Some("regex")));
-}
-
-#[test]
-fn reasoning_is_apart_from_the_answer() {
-    let server = TestServer::with(TestOptions::default());
-    let request = say("<think>Hm.</think>Yes.", json!({}));
-    let message = &ask(server.address, PATH, &request)["choices"][0]["message"];
-    // The template of the tests has no `</think>` unless thinking is switched off.
-    assert_eq!(message["reasoning_content"], "Hm.");
-    assert_eq!(message["content"], "Yes.");
-    let mut streamed = request.clone();
-    streamed["stream"] = true.into();
-    let chunks = post(server.address, PATH, &streamed).chunks();
-    let joined = |field: &str| -> String {
-        let deltas = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
-        deltas.filter_map(|delta| delta[field].as_str()).collect()
-    };
-    assert_eq!(
-        (joined("reasoning_content"), joined("content")),
-        ("Hm.".into(), "Yes.".into())
-    );
-    let mut whole = request;
-    whole["separate_reasoning"] = false.into();
-    let message = &ask(server.address, PATH, &whole)["choices"][0]["message"];
-    assert_eq!(message["content"], "<think>Hm.</think>Yes.");
 }
 
 #[test]

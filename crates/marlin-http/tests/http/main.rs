@@ -3,6 +3,7 @@
 mod chat;
 mod completions;
 mod connections;
+mod form;
 mod hostile;
 mod messages;
 mod other;

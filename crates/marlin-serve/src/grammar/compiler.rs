@@ -197,7 +197,10 @@ impl Shared {
                 TopLevelGrammar::from_json_schema(schema::read(text)?)
             }
             GrammarSource::Regex(text) => TopLevelGrammar::from_regex(text),
-            GrammarSource::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+            GrammarSource::Lark(text) => {
+                schema::check_lark(text)?;
+                TopLevelGrammar::from_lark(text.clone())
+            }
         };
         let refused = |error| GrammarError::Refused(message(&error));
         let parser = self.factory()?.create_parser(grammar).map_err(refused)?;

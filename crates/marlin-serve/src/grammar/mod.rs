@@ -60,6 +60,28 @@ impl GrammarSource {
         Self::JsonSchema(r#"{"type":"object"}"#.into())
     }
 
+    /// Returns the grammar of an answer that begins with reasoning: any text up to `end`, such as
+    /// `</think>`, then up to two line breaks, then what this grammar allows. `token` is the token
+    /// of `end`, if the vocabulary [has one](GrammarCompiler::token_id).
+    #[must_use]
+    pub fn after_reasoning(&self, end: &str, token: Option<u32>) -> Self {
+        let answer = match self {
+            Self::JsonSchema(text) => format!("%json {text}"),
+            Self::Regex(text) => format!("/{}/", llguidance::regex_to_lark(text, "")),
+            Self::Lark(text) => format!("%lark {{\n{text}\n}}"),
+        };
+        let reasoning = match token {
+            Some(id) => format!("reasoning: TEXT? <[{id}]>\nTEXT: /(?s:.+)/"),
+            None => {
+                let end = serde_json::Value::from(end);
+                format!("reasoning[suffix={end}]: /(?s:.*)/")
+            }
+        };
+        Self::Lark(format!(
+            "start: reasoning BREAK? answer\n{reasoning}\nBREAK: /\\n\\n?/\nanswer: {answer}\n"
+        ))
+    }
+
     /// Returns the text.
     pub fn text(&self) -> &str {
         let (Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text)) = self;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use marlin_text::{Failure, TextError, Tokenizer};
+use marlin_text::{Failure, TextError, TextStream, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::failure;
@@ -124,4 +124,29 @@ fn tokens_have_the_bytes_that_decoding_writes() {
         .flat_map(|token| bytes[token].clone())
         .collect();
     assert_eq!(joined, text.as_bytes());
+}
+
+#[test]
+fn special_tokens_are_skipped_unless_they_are_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let skips = open(dir.path(), &byte_level().to_string()).unwrap();
+    let shows = skips.clone().showing(&["</s>", "a", "none"]).unwrap();
+    // The bytes of two characters, with special tokens between and within them.
+    let tokens = [257, 97, 0xC3, 0xA9, 256, 257, 257, 0xC3, 257, 0xA9, 98, 257];
+    assert_eq!(skips.decode(&tokens).unwrap(), "aééb");
+    let shown = "</s>aé</s></s>\u{FFFD}</s>\u{FFFD}b</s>";
+    assert_eq!(shows.decode(&tokens).unwrap(), shown);
+    for prompt in [&[][..], &[98], &[257]] {
+        let mut stream = TextStream::after(&shows, prompt).unwrap();
+        let mut text = String::new();
+        for token in tokens {
+            text += &stream.push(token).unwrap().unwrap_or_default();
+        }
+        text += &stream.finish().unwrap().unwrap_or_default();
+        assert_eq!(text, shown);
+    }
+    assert!(
+        shows.is_special(257)
+            && shows.clone().showing(&[]).unwrap().decode(&[257]).unwrap() == "</s>"
+    );
 }
