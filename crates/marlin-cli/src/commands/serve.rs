@@ -54,7 +54,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     api.queue_timeout = args.queue_timeout.map(Duration::from_secs);
     api.request_timeout = args.request_timeout.map(Duration::from_secs);
     // Prompts are encoded beside the engine, which decodes with a tokenizer of its own.
-    let tokenizer = Tokenizer::open(&dir)?;
+    let tokenizer = Tokenizer::open(&dir.join("tokenizer.json"))?;
     let state = ApiState::new(engine, tokenizer, template, served(args, &llama), api)?;
     let mut connections = ServeOptions::default();
     connections.drain_timeout = Duration::from_secs(args.drain_timeout);

@@ -168,10 +168,13 @@ impl BatchEngine {
         KvCache::size_bytes(model.config(), 1, page_size, model.dtype())
     }
 
-    /// Returns the free memory of a model's device in bytes; `None` if the device does not report
-    /// it.
+    /// Releases memory that the allocator of a model's device keeps, and returns the free memory in
+    /// bytes; `None` if the device does not report it.
     pub fn free_memory(model: &Model) -> Option<usize> {
-        burn_marlin::device::free_memory(&model.device())
+        let device = model.device();
+        // Weights are read through buffers that the allocator keeps.
+        model.stream().executes(|| device.memory_cleanup());
+        burn_marlin::device::free_memory(&device)
     }
 
     /// Returns the pages of the KV cache.
