@@ -331,7 +331,7 @@ impl Sample {
             0xf0 => 0x9f,
             0x9f => 0x98,
             0x98 => 0x80,
-            _ if self.may_end && self.hash % 41 == 0 => return EOS,
+            _ if self.may_end && self.hash.is_multiple_of(41) => return EOS,
             _ => CHARACTERS[(self.hash >> 20) as usize % CHARACTERS.len()],
         };
         u32::from(next)

@@ -116,6 +116,12 @@ fn tokens_end_a_text_as_they_are_asked_to() {
     );
     assert_eq!(answer.tokens[..tokens.len()], tokens);
 
+    let both = GenerationRequest {
+        stop_token_ids: vec![EOS],
+        ..request.clone()
+    };
+    assert_eq!(fixture.run(both).end, Ok(EndReason::EndOfSequence));
+
     let stop = tokens[12];
     let first = tokens.iter().position(|&token| token == stop).unwrap();
     let stopping = GenerationRequest {
@@ -149,6 +155,26 @@ fn tokens_end_a_text_as_they_are_asked_to() {
         (one.end, one.tokens),
         (Ok(EndReason::Length), tokens[..1].to_vec())
     );
+}
+
+#[test]
+fn the_seed_of_a_request_counts_if_it_has_a_temperature() {
+    let fixture = Fixture::new(|_| {});
+    let tokens = |temperature, seed| {
+        let mut request = greedy(vec![8; 5], 30);
+        request.ignore_eos = true;
+        request.sampling.temperature = temperature;
+        request.sampling.seed = seed;
+        fixture.run(request).tokens
+    };
+    assert_eq!(tokens(1.0, Some(3)), tokens(1.0, Some(3)));
+    assert_ne!(tokens(1.0, Some(3)), tokens(1.0, Some(4)));
+    assert_ne!(
+        tokens(1.0, None),
+        tokens(1.0, None),
+        "each gets a random seed"
+    );
+    assert_eq!(tokens(0.0, None), tokens(0.0, None));
 }
 
 #[test]
@@ -218,7 +244,8 @@ fn what_cannot_run_is_refused_with_its_numbers() {
         message(&|r| r.max_tokens = Some(0)),
         "max_tokens is 0; it must be at least 1"
     );
-    let cases: [(&str, fn(&mut GenerationRequest)); 21] = [
+    type Change<T> = fn(&mut T);
+    let cases: [(&str, Change<GenerationRequest>); 21] = [
         ("prompt is token 258;", |r| r.prompt[3] = 258),
         ("stop_token_ids is token 300;", |r| {
             r.stop_token_ids = vec![300]
@@ -269,7 +296,7 @@ fn what_cannot_run_is_refused_with_its_numbers() {
         let message = message(&change);
         assert!(message.starts_with(expected), "{message}, not {expected}");
     }
-    let unsupported: [(&str, fn(&mut SamplingParams)); 3] = [
+    let unsupported: [(&str, Change<SamplingParams>); 3] = [
         ("presence_penalty", |params| params.presence_penalty = 1.0),
         ("frequency_penalty", |params| params.frequency_penalty = 1.0),
         ("logit_bias", |params| {
