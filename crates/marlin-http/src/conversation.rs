@@ -6,7 +6,7 @@ use openai_protocol::chat::{ChatMessage, MessageContent};
 use openai_protocol::common::{ContentPart, Tool};
 use serde_json::{Map, Value, json};
 
-/// The names of the speakers for a model without a chat template, and what ends its turn.
+/// The names of the speakers for a model without a chat template.
 const USER: &str = "User:";
 const ASSISTANT: &str = "Assistant:";
 const SYSTEM: &str = "System:";

@@ -126,7 +126,7 @@ impl ApiError {
         }
     }
 
-    /// A body that is not JSON of the request's form. `path` is the field, or empty.
+    /// A body that is not JSON, or not of the request's form.
     pub(crate) fn json(error: &serde_json::Error) -> Self {
         let code = if error.is_data() {
             "invalid_type"

@@ -78,6 +78,11 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
+    /// Returns the tokens of the prompt that were not in the cache.
+    pub fn computed(&self) -> u32 {
+        self.prompt.saturating_sub(self.cached)
+    }
+
     /// Returns the counts in OpenAI's form.
     pub fn openai(&self) -> common::Usage {
         common::Usage::from_counts(self.prompt, self.completion).with_cached_tokens(self.cached)

@@ -76,7 +76,7 @@ fn message(id: String, model: String, counts: Counts) -> Message {
 fn usage(counts: Counts) -> Usage {
     Usage {
         cache_read_input_tokens: Some(counts.cached),
-        ..Usage::from_counts(counts.prompt - counts.cached, counts.completion)
+        ..Usage::from_counts(counts.computed(), counts.completion)
     }
 }
 

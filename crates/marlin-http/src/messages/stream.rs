@@ -113,7 +113,7 @@ impl MessageWriter {
             },
             usage: MessageDeltaUsage {
                 output_tokens: counts.completion,
-                input_tokens: Some(counts.prompt - counts.cached),
+                input_tokens: Some(counts.computed()),
                 cache_creation_input_tokens: Some(0),
                 cache_read_input_tokens: Some(counts.cached),
                 server_tool_use: None,

@@ -15,7 +15,9 @@ export function drawChart(svg, lines, { now, span, top }) {
   const paths = [node("path", { class: "grid", d: `M0 ${HEIGHT - 1}H${WIDTH}M0 1H${WIDTH}` })];
   lines.forEach((line, index) => {
     for (const run of runs(line.filter((point) => point.time >= now - span))) {
-      const d = `M${run.map((point) => `${x(point.time)} ${y(point.value)}`).join("L")}`;
+      // A point alone is a line of no length, whose round ends are seen.
+      const ends = run.length === 1 ? [...run, ...run] : run;
+      const d = `M${ends.map((point) => `${x(point.time)} ${y(point.value)}`).join("L")}`;
       if (index === 0) {
         const end = `L${x(run.at(-1).time)} ${HEIGHT}L${x(run[0].time)} ${HEIGHT}Z`;
         paths.push(node("path", { class: "area", d: d + end }));

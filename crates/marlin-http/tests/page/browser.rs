@@ -7,7 +7,8 @@ use std::process::Command;
 
 /// Writes screenshots into `page-screenshots` in the target directory, to be looked at.
 #[test]
-#[ignore = "needs Chromium and Python, takes 25 s: cargo test -p marlin-http --test page -- --ignored"]
+#[ignore = "needs Chromium and Python, takes 20 s to 50 s: \
+            cargo test -p marlin-http --test page -- --ignored"]
 fn the_page_works_in_chromium() {
     const KEY: &str = "a-key-of-the-tests";
     let server = TestServer::start();

@@ -38,6 +38,7 @@ pub(super) struct Live<'t> {
     prompt_tokens: usize,
     max_tokens: usize,
     seed: u64,
+    /// Those of the request, then the end-of-sequence tokens, unless it ignores them.
     stop_tokens: Vec<u32>,
     /// `None` before the first admission and after the last token.
     text: Option<Text<'t>>,
@@ -236,12 +237,13 @@ impl<'t> Live<'t> {
 
     /// Returns the reason for which a token ends the sequence, if it does.
     fn stop_token(&self, token: u32) -> Option<EndReason> {
-        if self.request.stop_token_ids.contains(&token) {
-            Some(EndReason::StopToken(token))
-        } else if self.stop_tokens.contains(&token) {
+        let (asked, eos) = self.stop_tokens.split_at(self.request.stop_token_ids.len());
+        if eos.contains(&token) {
             Some(EndReason::EndOfSequence)
         } else {
-            None
+            asked
+                .contains(&token)
+                .then_some(EndReason::StopToken(token))
         }
     }
 

@@ -219,7 +219,8 @@ fn host_time_of_a_step() {
     let requests = (0..64).map(|n| GenerationRequest {
         ignore_eos: true,
         stop: vec!["\n\n".into(), "</answer>".into()],
-        ..greedy(vec![n + 1; 5], 1000)
+        // All fit in the KV cache: no request is pre-empted.
+        ..greedy(vec![n + 1; 5], 200)
     });
     let start = Instant::now();
     let streams: Vec<_> = requests.map(|request| fixture.submit(request)).collect();

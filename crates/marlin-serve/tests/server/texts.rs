@@ -10,9 +10,6 @@ use std::collections::BTreeMap;
 
 /// The text of tokens is cut before each string of one to four characters in it: about 800 requests,
 /// in about 0.3 s.
-/// A change of a good request.
-type Change<T> = fn(&mut T);
-
 #[test]
 fn a_stop_string_ends_the_text_wherever_it_lies_among_the_tokens() {
     let mut rng = marlin_testing::rng();
@@ -119,6 +116,12 @@ fn tokens_end_a_text_as_they_are_asked_to() {
     );
     assert_eq!(answer.tokens[..tokens.len()], tokens);
 
+    let both = GenerationRequest {
+        stop_token_ids: vec![EOS],
+        ..request.clone()
+    };
+    assert_eq!(fixture.run(both).end, Ok(EndReason::EndOfSequence));
+
     let stop = tokens[12];
     let first = tokens.iter().position(|&token| token == stop).unwrap();
     let stopping = GenerationRequest {
@@ -152,6 +155,26 @@ fn tokens_end_a_text_as_they_are_asked_to() {
         (one.end, one.tokens),
         (Ok(EndReason::Length), tokens[..1].to_vec())
     );
+}
+
+#[test]
+fn the_seed_of_a_request_counts_if_it_has_a_temperature() {
+    let fixture = Fixture::new(|_| {});
+    let tokens = |temperature, seed| {
+        let mut request = greedy(vec![8; 5], 30);
+        request.ignore_eos = true;
+        request.sampling.temperature = temperature;
+        request.sampling.seed = seed;
+        fixture.run(request).tokens
+    };
+    assert_eq!(tokens(1.0, Some(3)), tokens(1.0, Some(3)));
+    assert_ne!(tokens(1.0, Some(3)), tokens(1.0, Some(4)));
+    assert_ne!(
+        tokens(1.0, None),
+        tokens(1.0, None),
+        "each gets a random seed"
+    );
+    assert_eq!(tokens(0.0, None), tokens(0.0, None));
 }
 
 #[test]
@@ -221,6 +244,7 @@ fn what_cannot_run_is_refused_with_its_numbers() {
         message(&|r| r.max_tokens = Some(0)),
         "max_tokens is 0; it must be at least 1"
     );
+    type Change<T> = fn(&mut T);
     let cases: [(&str, Change<GenerationRequest>); 21] = [
         ("prompt is token 258;", |r| r.prompt[3] = 258),
         ("stop_token_ids is token 300;", |r| {
