@@ -24,7 +24,8 @@ const DEFAULT_BYTES: usize = 1 << 30;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ModelOptions {
-    /// The most sequences that run at once, at most [`MAX_SEQUENCES`](marlin_lm::MAX_SEQUENCES); by default 64.
+    /// The most sequences that run at once, at most
+    /// [`MAX_SEQUENCES`](marlin_lm::MAX_SEQUENCES); by default 64.
     pub max_sequences: usize,
     /// The most requests that wait; by default 1024.
     pub max_waiting: usize,
@@ -52,6 +53,9 @@ pub struct ModelOptions {
     /// Tokens that end a sequence besides those of the model's generation config, such as the end
     /// of a turn in a chat template.
     pub stop_tokens: Vec<u32>,
+    /// Special tokens whose texts belong to the text, such as those that mark where a model calls a
+    /// tool.
+    pub shown_tokens: Vec<&'static str>,
 }
 
 impl Default for ModelOptions {
@@ -67,6 +71,7 @@ impl Default for ModelOptions {
             warm_up_tokens: 64,
             compile_ahead: false,
             stop_tokens: Vec::new(),
+            shown_tokens: Vec::new(),
         }
     }
 }
@@ -114,6 +119,9 @@ pub fn start(
     options: &ModelOptions,
 ) -> Result<ServerHandle, ModelServerError> {
     let tokenizer = model.tokenizer()?.clone();
+    let tokenizer = tokenizer
+        .showing(&options.shown_tokens)
+        .map_err(ModelError::from)?;
     let executor = ModelExecutor::new(model.model.clone(), options)?;
     let scheduler = SchedulerConfig {
         page_size: options.page_size,
