@@ -54,7 +54,7 @@ fn measure(gap: Duration, tokens: usize) -> (Server, LoadReport, f64) {
 /// Prints the overhead; for a machine without other work, in release mode:
 /// `cargo test --release -p marlin-load -- --ignored --nocapture overhead`.
 #[test]
-#[ignore = "a measurement, 10 s"]
+#[ignore = "a measurement, 20 s"]
 fn overhead_at_64_streams() {
     for (gap, tokens) in [(0, 2000), (5, 300)] {
         let (server, report, processor) = measure(Duration::from_millis(gap), tokens);
