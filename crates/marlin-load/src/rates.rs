@@ -73,7 +73,8 @@ fn draw(area: &Area<'_>, series: &[RateSeries]) -> Result<(), DrawError> {
     ];
     let points = || series.iter().flat_map(|line| &line.points);
     let last = points().map(|point| point.request_rate).fold(0.0, f64::max);
-    for (panel, (title, figure)) in area.split_evenly((1, 3)).iter().zip(panels) {
+    let areas = area.split_evenly((1, 3));
+    for (position, (panel, (title, figure))) in areas.iter().zip(panels).enumerate() {
         let most = points().map(figure).fold(0.0, f64::max);
         let text = (plot::FONT, plot::TEXT_SIZE, &INK);
         // Axes have a length even without points.
@@ -114,7 +115,8 @@ fn draw(area: &Area<'_>, series: &[RateSeries]) -> Result<(), DrawError> {
                     .map(|place| EmptyElement::at(place) + mark(index, colour, 0)),
             )?;
         }
-        if !series.is_empty() {
+        // One legend, where lines that rise leave room.
+        if position == 0 && !series.is_empty() {
             chart
                 .configure_series_labels()
                 .position(SeriesLabelPosition::UpperLeft)
@@ -178,8 +180,8 @@ mod tests {
         for text in ["f16", "2:4 int4", "requests a second"] {
             assert!(svg.contains(text), "{text} is not in {svg}");
         }
-        // A mark for each point in each panel, and for each line in each legend.
-        assert_eq!(svg.matches("<polygon").count(), 3 * (4 * 4 + 4));
+        // A mark for each point in each panel, and for each line in the legend.
+        assert_eq!(svg.matches("<polygon").count(), 3 * 4 * 4 + 4);
         let mut broken = series();
         broken[1].points[2].p99_ttft_ms = f64::NAN;
         let error = rates_svg(&broken).unwrap_err().to_string();

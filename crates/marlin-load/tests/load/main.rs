@@ -3,6 +3,7 @@
 
 mod faults;
 mod loops;
+#[cfg(target_os = "linux")]
 mod overhead;
 mod server;
 mod times;

@@ -54,7 +54,7 @@ fn measure(gap: Duration, tokens: usize) -> (Server, LoadReport, f64) {
 /// Prints the overhead; for a machine without other work, in release mode:
 /// `cargo test --release -p marlin-load -- --ignored --nocapture overhead`.
 #[test]
-#[ignore = "a measurement, 10 s"]
+#[ignore = "a measurement, 20 s"]
 fn overhead_at_64_streams() {
     for (gap, tokens) in [(0, 2000), (5, 300)] {
         let (server, report, processor) = measure(Duration::from_millis(gap), tokens);
@@ -68,8 +68,8 @@ fn overhead_at_64_streams() {
         lags.sort_by(f64::total_cmp);
         let tokens = report.metrics.output_tokens;
         println!(
-            "gap {gap} ms: {tokens} events in {:.2} s ({:.0}/s), processor {:.2} us an event, {:.0} \
-             % of a core; the first token is seen {:.0} us (median), {:.0} us (p99) later",
+            "gap {gap} ms: {tokens} events in {:.2} s ({:.0}/s), processor {:.2} us an event, \
+             {:.0} % of a core; the first token is seen {:.0} us (median), {:.0} us (p99) later",
             report.duration.as_secs_f64(),
             report.metrics.output_throughput,
             processor / tokens as f64 * 1e6,

@@ -49,7 +49,7 @@ fn first_tokens_and_gaps_take_as_long_as_the_server_took() {
     let (server, report) = run_delayed();
     let seen = server.log.seen.lock().unwrap();
     assert_eq!(report.metrics.completed, 24, "{report}");
-    let mut server_ttft = Vec::new();
+    let mut ttft_differences = Vec::new();
     let mut server_itl = Vec::new();
     let mut server_tpot = Vec::new();
     for request in &report.requests {
@@ -57,8 +57,9 @@ fn first_tokens_and_gaps_take_as_long_as_the_server_took() {
         let seen = &seen[&id];
         let ttft = (seen.tokens[0] - seen.arrival).as_secs_f64();
         // The request started before it arrived, and the token arrived after it was written.
-        assert!(request.ttft.unwrap() >= ttft, "{request:?}");
-        server_ttft.push(ttft);
+        let difference = request.ttft.unwrap() - ttft;
+        assert!(difference >= 0.0, "{request:?}");
+        ttft_differences.push(difference);
         let gaps = seen
             .tokens
             .windows(2)
@@ -74,8 +75,20 @@ fn first_tokens_and_gaps_take_as_long_as_the_server_took() {
         );
     }
     let metrics = &report.metrics;
-    compare("TTFT", metrics.ttft.median, median(server_ttft));
-    compare("ITL", metrics.itl.median, median(server_itl));
+    // On a loaded machine, requests wait for the server's threads before their arrival. What the
+    // generator itself adds, it adds to each, also to the one that waits the least.
+    let least = ttft_differences
+        .iter()
+        .copied()
+        .fold(f64::INFINITY, f64::min);
+    println!(
+        "median difference of TTFT: {:.3} ms",
+        median(ttft_differences) * 1e3
+    );
+    compare("TTFT", FIRST.as_secs_f64() + least, FIRST.as_secs_f64());
+    // A late reader of one token waits less for the next: means are not changed by it.
+    let mean = server_itl.iter().sum::<f64>() / server_itl.len() as f64;
+    compare("mean ITL", metrics.itl.mean, mean);
     compare("TPOT", metrics.tpot.median, median(server_tpot));
 }
 

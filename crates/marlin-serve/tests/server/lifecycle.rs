@@ -23,29 +23,30 @@ fn long(token: u32) -> GenerationRequest {
 fn no_step_that_starts_after_a_cancellation_has_a_row_of_it() {
     // Nothing reads the events.
     let fixture = Fixture::new(|options| options.event_buffer = 10_000);
+    let control = &fixture.control;
+    control.set_closed(true);
     let other = fixture.submit(long(2));
-    fixture.control.wait_for_steps(3);
+    control.wait_for_steps(2);
+    // With two steps in flight, each one that is finished lets another one start.
+    let run_steps = |count| {
+        let started = control.state().steps.len();
+        control.permit(Some(count));
+        control.wait_for_steps(started + count);
+        started
+    };
     for _ in 0..50 {
         let stream = fixture.submit(long(1));
-        let started = fixture.control.state().steps.len();
-        fixture.control.wait_for_steps(started + 5);
-        fixture.control.set_closed(true);
+        run_steps(5);
         drop(stream);
-        let dropped = fixture.control.state().steps.len();
-        fixture.control.set_closed(false);
-        fixture.control.wait_for_steps(dropped + 8);
-        let state = fixture.control.state();
+        let dropped = run_steps(5);
+        let state = control.state();
         let is_cancelled = |step: &Vec<Vec<u32>>| step.iter().any(|prompt| prompt[0] == 1);
-        assert!(state.steps[..dropped].iter().any(is_cancelled));
-        // The step that the host was about to start.
-        let later = &state.steps[dropped + 1..];
-        assert!(
-            !later.iter().any(is_cancelled),
-            "{:?}",
-            &state.steps[dropped - 2..]
-        );
+        let (before, later) = state.steps.split_at(dropped);
+        assert!(before[dropped - 1..].iter().any(is_cancelled));
+        assert!(!later.iter().any(is_cancelled), "{later:?}");
     }
     drop(other);
+    control.set_closed(false);
     assert_eq!(fixture.idle(51).ended.cancelled, 51);
 }
 

@@ -28,8 +28,8 @@ pub struct Control {
 
 #[derive(Default)]
 pub struct State {
-    /// True if steps are not finished.
-    pub closed: bool,
+    /// The steps that may still be finished; all if `None`.
+    permits: Option<usize>,
     /// The time that a step takes.
     pub pause: Duration,
     /// What fails, for the prompts that begin with a token.
@@ -63,7 +63,12 @@ impl Control {
 
     /// Lets steps be finished, or not.
     pub fn set_closed(&self, closed: bool) {
-        self.state().closed = closed;
+        self.permit(closed.then_some(0));
+    }
+
+    /// Lets so many steps be finished; all if `None`.
+    pub fn permit(&self, steps: Option<usize>) {
+        self.state().permits = steps;
         self.changed.notify_all();
     }
 
@@ -81,12 +86,11 @@ impl Control {
 
     fn wait_to_finish(&self) {
         let state = self.state();
+        let is_closed = |state: &mut State| state.permits == Some(0);
+        let mut state = self.changed.wait_while(state, is_closed).unwrap();
+        state.permits = state.permits.map(|permits| permits - 1);
         let pause = state.pause;
-        drop(
-            self.changed
-                .wait_while(state, |state| state.closed)
-                .unwrap(),
-        );
+        drop(state);
         if !pause.is_zero() {
             std::thread::sleep(pause);
         }
