@@ -2,6 +2,7 @@
 
 use super::ModelArgs;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use marlin_lm::MAX_SEQUENCES;
 use std::net::IpAddr;
 use std::path::PathBuf;

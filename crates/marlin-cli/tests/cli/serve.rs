@@ -151,5 +151,4 @@ fn a_server_that_cannot_start_says_why() {
         ]),
         &["no.pem"],
     );
-    refuse(&serve(&["--port", "0", "--api-key", ""]), &["API key"]);
 }
