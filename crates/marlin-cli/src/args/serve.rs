@@ -24,7 +24,8 @@ pub struct ServeArgs {
         long,
         value_name = "KEY",
         env = "BURN_MARLIN_API_KEY",
-        hide_env_values = true
+        hide_env_values = true,
+        value_parser = NonEmptyStringValueParser::new()
     )]
     pub api_key: Vec<String>,
     /// Name under which clients ask for the model; by default the name of its folder, or its name on
