@@ -1,5 +1,5 @@
 //! The executor of a model on a device: the steps of a server in a
-//! [`BatchEngine`](marlin_lm::BatchEngine).
+//! [`BatchEngine`].
 
 use crate::pages::PageId;
 use crate::scheduler::{RequestId, SchedulerConfig, Step};

@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn_marlin::device::with_dedicated_memory;
 use marlin_nn::{self as decode, CacheShape, LayerCache, PageTable, Pages};
 
 use crate::config::ModelConfig;
@@ -27,7 +28,9 @@ pub(crate) struct KeyValues {
 impl KeyValues {
     /// Creates keys and values of zeros.
     pub(crate) fn new(shape: &CacheShape, dtype: FloatDType, device: &Device) -> Self {
-        let zeros = || decode::cache(shape.dims(), dtype, device);
+        // A cache may be larger than all other tensors. In shared pages of memory it would make
+        // every further page as large.
+        let zeros = || with_dedicated_memory(device, || decode::cache(shape.dims(), dtype, device));
         Self {
             keys: zeros(),
             values: zeros(),

@@ -1,6 +1,6 @@
 //! The engine of an LLM server as a library: requests in, streams of tokens and text out.
 //!
-//! [`Server::start`] starts a thread, which owns a [`Scheduler`](crate::Scheduler) and an
+//! [`Server::start`] starts a thread, which owns a [`Scheduler`] and an
 //! [`Executor`] and runs steps as long as there are requests. It knows no protocol and no async
 //! runtime: [`ServerHandle::submit`] never waits, and an [`EventStream`] is a
 //! [`Stream`](futures_core::Stream), which any runtime polls.
