@@ -15,14 +15,15 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
     let shape = shape(2, [4, 2], 16, 24, ActivationDtype::F32);
     let bench = Bench::new(&client, &shape, &Operands::random(&shape, &[Some(5)], seed));
     let short = || buffer(&client, &[0; 4], 1);
-    let length = |args: AttentionArgs, expected: &str| {
-        let result = attention(&client, &shape, args);
+    let length = |shape: &AttentionShape, args: AttentionArgs, expected: &str| {
+        let result = attention(&client, shape, args);
         assert!(
             matches!(&result, Err(KernelError::BufferLength { operand, .. }) if *operand == expected),
             "{expected}: {result:?}"
         );
     };
     length(
+        &shape,
         AttentionArgs {
             qkv: short(),
             ..bench.args(QKV)
@@ -30,6 +31,7 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
         "qkv",
     );
     length(
+        &shape,
         AttentionArgs {
             state: short(),
             ..bench.args(QKV)
@@ -37,6 +39,7 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
         "state",
     );
     length(
+        &shape,
         AttentionArgs {
             keys: short(),
             ..bench.args(QKV)
@@ -44,6 +47,7 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
         "keys",
     );
     length(
+        &shape,
         AttentionArgs {
             values: short(),
             ..bench.args(QKV)
@@ -51,6 +55,7 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
         "values",
     );
     length(
+        &shape,
         AttentionArgs {
             cos: short(),
             ..bench.args(QKV)
@@ -58,6 +63,7 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
         "cosines",
     );
     length(
+        &shape,
         AttentionArgs {
             sin: short(),
             ..bench.args(QKV)
@@ -65,45 +71,33 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
         "sines",
     );
     length(
+        &shape,
         AttentionArgs {
             out: short(),
             ..bench.args(QKV)
         },
         "output",
     );
-    let result = attention(
-        &client,
+    let presence = |shape: &AttentionShape, args: AttentionArgs, expected: &str| {
+        let result = attention(&client, shape, args);
+        assert!(
+            matches!(&result, Err(KernelError::Presence { operand, .. }) if *operand == expected),
+            "{expected}: {result:?}"
+        );
+    };
+    presence(
         &shape,
         AttentionArgs {
             q_norm: Some(short()),
             ..bench.args(QKV)
         },
-    );
-    assert!(
-        matches!(
-            result,
-            Err(KernelError::Presence {
-                operand: "norm of q",
-                ..
-            })
-        ),
-        "{result:?}"
+        "norm of q",
     );
     let normed = AttentionShape {
         norm_epsilon: Some(1e-6),
         ..shape
     };
-    let result = attention(&client, &normed, bench.args(QKV));
-    assert!(
-        matches!(
-            result,
-            Err(KernelError::Presence {
-                operand: "norm of q",
-                ..
-            })
-        ),
-        "{result:?}"
-    );
+    presence(&normed, bench.args(QKV), "norm of q");
     let result = attention(
         &client,
         &AttentionShape {
@@ -116,43 +110,23 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
         matches!(result, Err(KernelError::Shape { .. })),
         "{result:?}"
     );
-    let result = attention(
-        &client,
+    presence(
         &shape,
         AttentionArgs {
             pages: Some(short()),
             ..bench.args(QKV)
         },
-    );
-    assert!(
-        matches!(
-            result,
-            Err(KernelError::Presence {
-                operand: "page table",
-                ..
-            })
-        ),
-        "{result:?}"
+        "page table",
     );
     let paged = with_pages(16, shape);
     let bench = Bench::new(&client, &paged, &Operands::random(&paged, &[Some(5)], seed));
-    let result = attention(
-        &client,
+    length(
         &paged,
         AttentionArgs {
             pages: Some(short()),
             ..bench.args(QKV)
         },
-    );
-    assert!(
-        matches!(
-            result,
-            Err(KernelError::BufferLength {
-                operand: "page table",
-                ..
-            })
-        ),
-        "{result:?}"
+        "page table",
     );
     let bench = Bench::new(&client, &shape, &Operands::random(&shape, &[Some(5)], seed));
     // Tensor cores do not support f32.

@@ -1,6 +1,8 @@
 //! Batches of tokens that the caller chooses, over a paged KV cache: the device's side of a server.
 
 mod chain;
+mod sequence;
+mod step;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,12 +13,14 @@ use marlin_nn::ahead::CompiledAhead;
 use marlin_nn::{Pages, SequenceState, SequenceStatus};
 
 use self::chain::Chain;
-use super::executor::{ModelExecutor, ModelStep};
+use self::sequence::Sequence;
+pub use self::step::{AllowedTokens, BatchOutput, BatchStep, DecodeToken, PromptPart};
+use self::step::{ChoosingRow, Started, StartedPass};
+use super::executor::ModelExecutor;
 use super::scheduler::{Executor, PromptChunk, check_prompt};
-use super::{MAX_SEQUENCES, RequestParams};
+use super::{RequestParams, check_slots};
 use crate::model::CachePosition;
 use crate::sampling::SamplingError;
-use crate::suppression::Suppressed;
 use crate::{KvCache, Model, ModelError};
 
 /// Runs batches of tokens of several sequences through a model, over a KV cache of pages.
@@ -43,109 +47,20 @@ pub struct BatchEngine {
     next_step: u64,
 }
 
-/// Consecutive tokens of a prompt.
-#[derive(Debug, Clone, Copy)]
-pub struct PromptPart<'a> {
-    /// The slot of the sequence.
-    pub slot: usize,
-    /// The position of the first token. All positions before have their keys and values.
-    pub start: usize,
-    /// The token IDs.
-    pub tokens: &'a [u32],
-    /// The pages of the slot, at least up to the last position.
-    pub pages: &'a [u32],
-    /// True if the prompt ends with these tokens, so that the first new token is chosen.
-    pub ends: bool,
-}
-
-/// A token that continues a sequence.
-#[derive(Debug, Clone, Copy)]
-pub struct DecodeToken<'a> {
-    /// The slot of the sequence.
-    pub slot: usize,
-    /// The token, or `None` if it is what the last step chose for the sequence, which the caller
-    /// need not have finished.
-    pub token: Option<u32>,
-    /// The position of the token. All positions before have their keys and values.
-    pub position: usize,
-    /// The pages of the slot, at least up to the position.
-    pub pages: &'a [u32],
-}
-
-/// The tokens that a row may choose.
-#[derive(Debug, Clone)]
-pub struct AllowedTokens {
-    /// The slot of the sequence.
-    pub slot: usize,
-    /// A bit for each token of the vocabulary: token `t` may be chosen if bit `t % 32` of word
-    /// `t / 32` is set.
-    pub words: Vec<u32>,
-}
-
-/// The outcome of a step for a part of a prompt, or for a decoded token.
-#[derive(Debug, Clone, PartialEq)]
-pub enum BatchOutput {
-    /// The keys and values of a part that does not end its prompt were computed.
-    Computed,
-    /// The token that was chosen.
-    Token(u32),
-    /// No token could be chosen.
-    Failed(SamplingError),
-}
-
-/// A step that was started, for [`BatchEngine::finish`].
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "a step is finished before the steps after it"]
-pub struct BatchStep(u64);
-
-/// A sequence in a slot.
-struct Sequence {
-    id: u64,
-    /// The row of the sequence, without token and position.
-    row: SequenceState,
-    suppressed: Option<Suppressed>,
-    /// True if the suppressed tokens on the device are those of [`AllowedTokens`].
-    is_masked: bool,
-    /// The last token that was chosen, if it is known to the host.
-    last: Option<u32>,
-    /// The number of tokens that steps in flight choose.
-    unknown: usize,
-    /// The pages that are on the device.
-    pages: Vec<u32>,
-}
-
-/// A step in flight.
-struct Started {
-    id: u64,
-    passes: Vec<StartedPass>,
-    outputs: Vec<BatchOutput>,
-}
-
-/// A pass of a step, with the index of the output, the slot and the id of the sequence of each of
-/// its rows that chooses a token.
-struct StartedPass {
-    step: ModelStep,
-    rows: Vec<(usize, usize, u64)>,
-}
-
 impl BatchEngine {
     /// Creates an engine without sequences, with a KV cache of `pages` that up to `slots` sequences
     /// share.
     ///
     /// # Errors
-    /// [`ModelError::TooManySequences`] if `slots` is not from 1 to [`MAX_SEQUENCES`], and
+    /// [`ModelError::TooManySequences`] if `slots` is not from 1 to
+    /// [`MAX_SEQUENCES`](crate::MAX_SEQUENCES), and
     /// [`ModelError::CacheTooLarge`] if the pages do not fit the device, before anything is
     /// allocated.
     ///
     /// # Panics
     /// Panics if the size of a page is not a power of two, at least [`Pages::MIN_SIZE`].
     pub fn new(model: Arc<Model>, slots: usize, pages: Pages) -> Result<Self, ModelError> {
-        if slots == 0 || slots > MAX_SEQUENCES {
-            return Err(ModelError::TooManySequences {
-                asked: slots,
-                max: MAX_SEQUENCES,
-            });
-        }
+        check_slots(slots)?;
         let (stream, window, vocab_size) =
             (model.stream(), model.max_len(), model.config().vocab_size);
         let executor = stream.executes(|| ModelExecutor::new(model, slots, Some(pages)))?;
@@ -237,30 +152,14 @@ impl BatchEngine {
             self.sequences[slot].is_none(),
             "slot {slot} has a sequence already"
         );
-        let (sampling, suppression) = (&params.sampling, &params.suppression);
-        sampling.validate()?;
-        suppression.validate()?;
+        params.sampling.validate()?;
+        params.suppression.validate()?;
         check_prompt(tokens, self.window, self.vocab_size)?;
-        let (prompt, new) = tokens.split_at(prompt_len);
-        let mut suppressed = Suppressed::new(suppression, &params.stop_tokens, prompt);
-        if let Some(suppressed) = &mut suppressed {
-            new.iter().for_each(|&token| suppressed.push(token));
-        }
         self.stream
             .executes(|| self.executor.set_token_bitmap(slot, tokens));
         self.added += 1;
-        self.sequences[slot] = Some(Sequence {
-            id: self.added,
-            row: SequenceState {
-                suppresses: suppressed.is_some(),
-                ..sampling.row(0, 0, slot as u32, params.seed)
-            },
-            suppressed,
-            is_masked: false,
-            last: None,
-            unknown: 0,
-            pages: Vec::new(),
-        });
+        let tokens = tokens.split_at(prompt_len).into();
+        self.sequences[slot] = Some(Sequence::new(self.added, slot, tokens, params));
         Ok(())
     }
 
@@ -369,38 +268,11 @@ impl BatchEngine {
     /// Sets the suppressed tokens of slots for the choice of their next token.
     fn suppress(&mut self, slots: &[usize], mut allowed: Vec<AllowedTokens>) {
         for &slot in slots {
-            let sequence = sequence(&mut self.sequences, slot);
             let mask = allowed.iter().position(|allowed| allowed.slot == slot);
-            if mask.is_some() || sequence.is_masked {
-                // A mask replaces what is on the device, which is written anew after the last mask.
-                sequence.forget_suppressed();
-            }
-            let unknown = sequence.unknown;
-            let tokens = sequence
-                .suppressed
-                .as_mut()
-                .and_then(|suppressed| suppressed.change(unknown));
-            if let Some(mask) = mask {
-                let mut words = allowed.swap_remove(mask).words;
-                words.iter_mut().for_each(|word| *word = !*word);
-                for token in tokens.into_iter().flatten() {
-                    if let Some(word) = words.get_mut(token as usize / 32) {
-                        *word |= 1 << (token % 32);
-                    }
-                }
-                self.executor.set_suppressed_bitmap(slot, words);
-                sequence.is_masked = true;
-                if !sequence.row.suppresses {
-                    // The row on the device chooses among all tokens.
-                    sequence.row.suppresses = true;
-                    self.chain.iter_mut().for_each(|chain| chain.remove(slot));
-                }
-            } else if let Some(tokens) = tokens {
-                self.executor.set_suppressed(slot, &tokens);
-                sequence.is_masked = false;
-            } else if sequence.is_masked {
-                self.executor.set_suppressed(slot, &[]);
-                sequence.is_masked = false;
+            let mask = mask.map(|mask| allowed.swap_remove(mask).words);
+            let sequence = sequence(&mut self.sequences, slot);
+            if sequence.suppress(&mut self.executor, slot, mask) {
+                self.chain.iter_mut().for_each(|chain| chain.remove(slot));
             }
         }
     }
@@ -412,65 +284,50 @@ impl BatchEngine {
         tokens: &[DecodeToken<'_>],
     ) -> Vec<StartedPass> {
         let size = self.executor.chunk(!tokens.is_empty());
+        // A token that continues a sequence is a prompt of one token that ends.
+        let known: Vec<[u32; 1]> = tokens.iter().map(|token| [self.row(token).token]).collect();
+        let continued = tokens.iter().zip(&known).map(|(token, known)| PromptPart {
+            slot: token.slot,
+            start: token.position,
+            tokens: known,
+            pages: token.pages,
+            ends: true,
+        });
+        let continued = (prompts.len()..).zip(continued);
+        let parts = continued.chain(prompts.iter().copied().enumerate());
         let (mut passes, mut chunks, mut rows) = (Vec::new(), Vec::new(), Vec::new());
         let mut room = size;
-        let parts = tokens.iter().enumerate().map(|(index, token)| {
-            let row = self.row(token);
-            let part = PromptPart {
-                slot: token.slot,
-                start: token.position,
-                tokens: &[],
-                pages: token.pages,
-                ends: true,
-            };
-            (prompts.len() + index, part, vec![row.token])
-        });
-        let prompts = prompts.iter().enumerate();
-        let parts = parts.chain(prompts.map(|(index, part)| (index, *part, part.tokens.to_vec())));
-        let parts: Vec<_> = parts.collect();
-        for (output, part, tokens) in parts {
+        for (output, part) in parts {
+            let PromptPart { slot, tokens, .. } = part;
+            let sequence = sequence(&mut self.sequences, slot);
             let mut read = 0;
             while read < tokens.len() {
-                let count = room.min(tokens.len() - read);
-                let (start, end) = (part.start + read, read + count);
-                let ends = part.ends && end == tokens.len();
-                let last = part.start + tokens.len() - 1;
-                let sequence = sequence(&mut self.sequences, part.slot);
+                let chunk = &tokens[read..tokens.len().min(read + room)];
+                let start = part.start + read;
+                (read, room) = (read + chunk.len(), room - chunk.len());
+                let ends = part.ends && read == tokens.len();
+                let last = start + chunk.len() - 1;
                 chunks.push(PromptChunk {
-                    tokens: tokens[read..end].to_vec(),
-                    position: CachePosition {
-                        slot: part.slot,
-                        start,
-                    },
-                    end: ends.then(|| sequence.row_at(tokens[end - 1], last)),
+                    tokens: chunk.to_vec(),
+                    position: CachePosition { slot, start },
+                    end: ends.then(|| sequence.row_at(chunk[chunk.len() - 1], last)),
                 });
-                rows.extend(ends.then_some((output, part.slot, sequence.id)));
-                (read, room) = (end, room - count);
+                rows.extend(ends.then_some(Some(ChoosingRow {
+                    output,
+                    slot,
+                    sequence: sequence.id,
+                })));
                 if room == 0 {
-                    passes.extend(self.pass(&mut chunks, &mut rows));
+                    passes.extend(pass(&mut self.executor, &mut chunks, &mut rows));
                     room = size;
                 }
             }
         }
-        passes.extend(self.pass(&mut chunks, &mut rows));
+        passes.extend(pass(&mut self.executor, &mut chunks, &mut rows));
         if !tokens.is_empty() {
             self.chain = None;
         }
         passes
-    }
-
-    /// Starts a pass of chunks of prompts. Returns the pass if it chooses tokens.
-    fn pass(
-        &mut self,
-        chunks: &mut Vec<PromptChunk>,
-        rows: &mut Vec<(usize, usize, u64)>,
-    ) -> Option<StartedPass> {
-        if chunks.is_empty() {
-            return None;
-        }
-        let step = self.executor.prefill(&std::mem::take(chunks));
-        let rows = std::mem::take(rows);
-        step.map(|step| StartedPass { step, rows })
     }
 
     /// Starts a decode step. The outputs of its rows follow `outputs` others.
@@ -507,13 +364,13 @@ impl BatchEngine {
                 (self.executor.start(&rows), (0..tokens.len()).collect())
             }
         };
-        // The rows of the device in their order; rows that are idle have no output.
-        let size = indices.iter().max().map_or(0, |last| last + 1);
-        let mut rows = vec![(usize::MAX, 0, 0); size];
-        for (token, &index) in indices.iter().enumerate() {
-            let slot = tokens[token].slot;
-            let id = sequence(&mut self.sequences, slot).id;
-            rows[index] = (outputs + token, slot, id);
+        let mut rows = vec![None; indices.iter().max().map_or(0, |last| last + 1)];
+        for ((output, token), &index) in (outputs..).zip(tokens).zip(&indices) {
+            rows[index] = Some(ChoosingRow {
+                output,
+                slot: token.slot,
+                sequence: sequence(&mut self.sequences, token.slot).id,
+            });
         }
         Ok(StartedPass { step, rows })
     }
@@ -532,11 +389,11 @@ impl BatchEngine {
         for step in self.steps.iter_mut().take(count) {
             for StartedPass { step: pass, rows } in step.passes.drain(..) {
                 let states = self.executor.finish(pass)?;
-                for ((output, slot, id), state) in rows.into_iter().zip(states) {
-                    let Some(output) = step.outputs.get_mut(output) else {
+                for (row, state) in rows.into_iter().zip(states) {
+                    let Some(row) = row else {
                         continue;
                     };
-                    *output = match state.status {
+                    step.outputs[row.output] = match state.status {
                         SequenceStatus::Failed | SequenceStatus::Idle => {
                             BatchOutput::Failed(SamplingError::NoToken)
                         }
@@ -544,8 +401,8 @@ impl BatchEngine {
                             BatchOutput::Token(state.token)
                         }
                     };
-                    if let Some(sequence) = &mut self.sequences[slot]
-                        && sequence.id == id
+                    if let Some(sequence) = &mut self.sequences[row.slot]
+                        && sequence.id == row.sequence
                     {
                         sequence.push(state.token);
                     }
@@ -556,36 +413,18 @@ impl BatchEngine {
     }
 }
 
-impl Sequence {
-    fn row_at(&self, token: u32, position: usize) -> SequenceState {
-        SequenceState {
-            token,
-            status: SequenceStatus::At(position as u32),
-            ..self.row
-        }
+/// Starts a pass of chunks of prompts. Returns the pass if it chooses tokens.
+fn pass(
+    executor: &mut ModelExecutor,
+    chunks: &mut Vec<PromptChunk>,
+    rows: &mut Vec<Option<ChoosingRow>>,
+) -> Option<StartedPass> {
+    if chunks.is_empty() {
+        return None;
     }
-
-    /// Returns true if the tokens that the next row may choose depend on the tokens before.
-    fn depends_on_tokens(&self) -> bool {
-        let depends = self.suppressed.as_ref();
-        self.is_masked || depends.is_some_and(Suppressed::depends_on_tokens)
-    }
-
-    /// Has the suppressed tokens written again.
-    fn forget_suppressed(&mut self) {
-        if let Some(suppressed) = &mut self.suppressed {
-            suppressed.forget();
-        }
-    }
-
-    /// Takes the token that a step chose.
-    fn push(&mut self, token: u32) {
-        self.unknown -= 1;
-        self.last = Some(token);
-        if let Some(suppressed) = &mut self.suppressed {
-            suppressed.push(token);
-        }
-    }
+    let step = executor.prefill(&std::mem::take(chunks));
+    let rows = std::mem::take(rows);
+    step.map(|step| StartedPass { step, rows })
 }
 
 fn sequence(sequences: &mut [Option<Sequence>], slot: usize) -> &mut Sequence {

@@ -1,16 +1,19 @@
 //! Runs a model on a device: reads prompts into the KV cache, and runs steps as recorded graphs.
 
+mod graph;
+
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Graph, Int, Tensor, capture};
+use burn::tensor::capture;
 use marlin_nn::ahead::CompiledAhead;
 use marlin_nn::kernels::attention::AttentionPass;
 use marlin_nn::{self as decode, BITMAPS, Pages, RowsRead, SequenceState, SequenceStatus};
 
+use self::graph::{Pass, PassGraph, State, lock};
 use super::scheduler::{Executor, PromptChunk};
-use crate::model::{CachePosition, PassBatch};
+use crate::model::CachePosition;
 use crate::tokens::token_tensor;
 use crate::{KvCache, Model, ModelError};
 
@@ -66,45 +69,6 @@ const MATRIX_CHUNK: usize = 512;
 /// The number of last rows of prompts in a recorded pass, if it is enough: the most rows that the
 /// kernel of a float head supports.
 const FEW_LAST_ROWS: usize = 32;
-
-/// The work that a graph records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Pass {
-    /// A decode step.
-    Step { rows: usize },
-    /// Tokens of prompts, some of which end in the pass.
-    Prompts { rows: usize, last_rows: usize },
-}
-
-impl Pass {
-    /// Creates the batch of the pass, with idle rows.
-    fn batch(self, model: &Model, slots: usize) -> PassBatch {
-        match self {
-            Self::Step { rows } => {
-                PassBatch::step(rows, model.config().num_attention_heads, &model.device())
-            }
-            Self::Prompts { rows, last_rows } => {
-                PassBatch::prompts(rows, last_rows, slots, &model.device())
-            }
-        }
-    }
-}
-
-/// The tensors that all steps read and write.
-struct State {
-    cache: KvCache,
-    /// [[`BITMAPS`] * slots, vocab / 32, rounded up]: for each slot, the bitmap of its sequence's
-    /// tokens and the bitmap of its suppressed tokens.
-    bitmaps: Tensor<2, Int>,
-}
-
-/// A recorded pass.
-struct PassGraph {
-    batch: Arc<Mutex<PassBatch>>,
-    graph: Graph<(), Box<dyn FnMut() + Send>>,
-    /// The rows of a step on the device; empty if the host does not know them.
-    rows: Vec<SequenceState>,
-}
 
 /// A pass that was given to the device, which chooses the next tokens of its rows.
 pub(super) struct ModelStep {
@@ -368,24 +332,6 @@ impl ModelExecutor {
     }
 }
 
-impl PassGraph {
-    /// Starts a step on the rows on the device.
-    fn step(&mut self) -> RowsRead {
-        self.replay();
-        decode::start_reading(&lock(&self.batch).rows)
-    }
-
-    /// Starts the pass on the rows on the device.
-    fn replay(&mut self) {
-        // SAFETY: the graph reads and writes the model, the state and the batch. The graph's
-        // closure holds a share of each, and all three keep their memory: nothing else can change a
-        // shared model, and every operation on state and batch writes in place. Only this executor
-        // has state and batch, and a replay takes `&mut`. The functions of the executor are called
-        // on the stream on which the graph was recorded.
-        unsafe { self.graph.replay() };
-    }
-}
-
 impl Executor for ModelExecutor {
     type Step = ModelStep;
 
@@ -482,9 +428,4 @@ impl Executor for ModelExecutor {
         }
         Ok(rows?)
     }
-}
-
-/// Locks a mutex, also after a panic: a panic between two operations leaves no tensor half written.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -103,12 +103,7 @@ impl Engine {
     /// [`ModelError::CacheTooLarge`] if a KV cache of `slots` sequences does not fit the device,
     /// before anything is allocated.
     pub fn new(model: Arc<Model>, slots: usize) -> Result<Self, ModelError> {
-        if slots == 0 || slots > MAX_SEQUENCES {
-            return Err(ModelError::TooManySequences {
-                asked: slots,
-                max: MAX_SEQUENCES,
-            });
-        }
+        check_slots(slots)?;
         let (stream, window, vocab_size) =
             (model.stream(), model.max_len(), model.config().vocab_size);
         let executor = stream.executes(|| ModelExecutor::new(model, slots, None))?;
@@ -223,5 +218,16 @@ impl Engine {
     /// in [`StepOutput::end`]; the other sequences continue.
     pub fn step(&mut self) -> Result<Vec<StepOutput>, ModelError> {
         self.stream.executes(|| self.scheduler.step())
+    }
+}
+
+/// Checks the number of sequences that an engine has room for.
+fn check_slots(slots: usize) -> Result<(), ModelError> {
+    match slots {
+        1..=MAX_SEQUENCES => Ok(()),
+        _ => Err(ModelError::TooManySequences {
+            asked: slots,
+            max: MAX_SEQUENCES,
+        }),
     }
 }
