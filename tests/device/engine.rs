@@ -3,6 +3,7 @@
 
 mod prompts;
 mod served;
+mod suppressed;
 mod threads;
 
 use crate::llama::quantised;
@@ -56,7 +57,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(
         device,
         "engine::suppressed_tokens_are_those_of_the_host",
-        suppressed,
+        suppressed::as_on_the_host,
     ));
     tests.push(trial(
         device,
@@ -77,6 +78,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
         device,
         "engine::a_server_goes_on_as_on_the_host",
         served::over_few_pages,
+    ));
+    tests.push(trial(
+        device,
+        "engine::a_masked_step_goes_on_without_an_ended_request",
+        served::without_an_ended_request,
     ));
 }
 
@@ -263,66 +269,6 @@ fn as_on_the_host(device: &Device) {
         [40, 37, 34, 31, 28]
     );
     assert_eq!(found, expected);
-}
-
-/// Checks sequences that each suppress other tokens, chosen from those that the host decodes
-/// without suppression. Suppressed are one token, a stop token up to a minimum number of tokens,
-/// and a word of one or three tokens. With a word of one token, a step starts before the host has
-/// the tokens of the previous step.
-fn suppressed(device: &Device) {
-    let (_guard, folder) = quantised();
-    let host = open(&folder, &Device::flex(), FloatDType::F32);
-    let device = open(&folder, device, FloatDType::F32);
-    let free = decode(&host, Sampling::GREEDY, 30);
-    for word in [10..11, 9..12] {
-        let options = |index: usize| {
-            let (free, word) = (&free[index], word.clone());
-            let suppression = match index {
-                0 => Suppression::NONE,
-                _ => Suppression {
-                    suppress_tokens: vec![free[5]],
-                    bad_words_ids: vec![free[word].to_vec()],
-                    min_new_tokens: 8 + index,
-                    min_length: 0,
-                },
-            };
-            let stop_tokens = if index == 0 {
-                Vec::new()
-            } else {
-                vec![free[2]]
-            };
-            RequestParams {
-                sampling: Sampling::GREEDY,
-                suppression,
-                seed: 0,
-                stop_tokens,
-                max_new_tokens: 0,
-            }
-        };
-        let (found, expected) = (
-            decode_with(&device, 30, options),
-            decode_with(&host, 30, options),
-        );
-        assert_eq!(found, expected, "words of {} tokens", word.len());
-        for (index, tokens) in found.iter().enumerate().skip(1) {
-            let Suppression {
-                suppress_tokens,
-                bad_words_ids,
-                min_new_tokens,
-                ..
-            } = options(index).suppression;
-            let has_word = tokens
-                .windows(word.len())
-                .any(|run| run == bad_words_ids[0]);
-            assert!(
-                tokens.len() >= min_new_tokens
-                    && !tokens.contains(&suppress_tokens[0])
-                    && !has_word,
-                "{index}: {tokens:?}"
-            );
-        }
-        assert_eq!(found[0], free[0], "the sequence without suppressed tokens");
-    }
 }
 
 fn same_seed(device: &Device) {

@@ -156,38 +156,11 @@ pub struct ModelExecutor {
 
 /// A step of a [`ModelExecutor`].
 #[derive(Debug)]
-pub struct ModelStep(State);
-
-#[derive(Debug)]
-enum State {
-    /// The step was given to the device.
-    Started(BatchStep),
-    /// The step waits for the tokens that its rows may choose.
-    Held(Rows),
-}
-
-/// The rows of a step, in slots.
-#[derive(Debug)]
-struct Rows {
-    prompts: Vec<PromptRows>,
-    tokens: Vec<TokenRow>,
-}
-
-#[derive(Debug)]
-struct PromptRows {
-    slot: usize,
-    start: usize,
-    tokens: Vec<u32>,
-    pages: Vec<u32>,
-    ends: bool,
-}
-
-#[derive(Debug)]
-struct TokenRow {
-    slot: usize,
-    token: Option<u32>,
-    position: usize,
-    pages: Vec<u32>,
+pub struct ModelStep {
+    /// The step on the device; `None` while it waits for the tokens that its rows may choose.
+    started: Option<BatchStep>,
+    /// For each row, true if the device computes it: its request had not ended.
+    computed: Vec<bool>,
 }
 
 impl ModelExecutor {
@@ -226,66 +199,55 @@ impl ModelExecutor {
         })
     }
 
-    /// Returns the rows of a step.
-    fn rows(&self, step: &Step) -> Result<Rows, ExecutorError> {
-        let slot = |request: RequestId| {
-            self.slots.get(&request).copied().ok_or_else(|| {
-                ExecutorError::Call(format!("the executor has no sequence of {request:?}"))
-            })
-        };
-        let indices = |pages: &[PageId]| pages.iter().map(|page| page.index() as u32).collect();
-        let prompts = step.prefill.iter().map(|chunk| {
-            Ok(PromptRows {
-                slot: slot(chunk.request)?,
-                start: chunk.start,
-                tokens: chunk.tokens.clone(),
-                pages: indices(&chunk.pages),
-                ends: chunk.ends_prompt,
-            })
-        });
-        let tokens = step.decode.iter().map(|row| {
-            Ok(TokenRow {
-                slot: slot(row.request)?,
-                token: row.token,
-                position: row.position,
-                pages: indices(&row.pages),
-            })
-        });
-        Ok(Rows {
-            prompts: prompts.collect::<Result<_, _>>()?,
-            tokens: tokens.collect::<Result<_, _>>()?,
-        })
-    }
-
-    /// Gives a step to the device.
-    fn launch(&mut self, rows: &Rows, masks: Vec<TokenMask>) -> Result<BatchStep, ExecutorError> {
-        let prompts: Vec<PromptPart<'_>> = (rows.prompts.iter())
-            .map(|part| PromptPart {
-                slot: part.slot,
-                start: part.start,
-                tokens: &part.tokens,
-                pages: &part.pages,
-                ends: part.ends,
+    /// Gives a step to the device, without the rows of requests that ended since it was scheduled.
+    fn launch(&mut self, step: &Step, masks: Vec<TokenMask>) -> Result<ModelStep, ExecutorError> {
+        let prefilled = step.prefill.iter().map(|chunk| chunk.request);
+        let decoded = step.decode.iter().map(|row| row.request);
+        let requests = prefilled.chain(decoded);
+        let slots: Vec<Option<usize>> = requests
+            .map(|request| self.slots.get(&request).copied())
+            .collect();
+        let prefilled = step.prefill.iter().map(|chunk| &chunk.pages);
+        let decoded = step.decode.iter().map(|row| &row.pages);
+        let pages = prefilled.chain(decoded).map(|pages| indices(pages));
+        let pages: Vec<Vec<u32>> = pages.collect();
+        let mut rows = slots.iter().zip(&pages);
+        let prompts: Vec<PromptPart<'_>> = (step.prefill.iter().zip(&mut rows))
+            .filter_map(|(chunk, (&slot, pages))| {
+                Some(PromptPart {
+                    slot: slot?,
+                    start: chunk.start,
+                    tokens: &chunk.tokens,
+                    pages,
+                    ends: chunk.ends_prompt,
+                })
             })
             .collect();
-        let tokens: Vec<DecodeToken<'_>> = (rows.tokens.iter())
-            .map(|row| DecodeToken {
-                slot: row.slot,
-                token: row.token,
-                position: row.position,
-                pages: &row.pages,
+        let tokens: Vec<DecodeToken<'_>> = (step.decode.iter().zip(rows))
+            .filter_map(|(row, (&slot, pages))| {
+                Some(DecodeToken {
+                    slot: slot?,
+                    token: row.token,
+                    position: row.position,
+                    pages,
+                })
             })
-            .collect();
-        let slots: Vec<usize> = (prompts.iter().map(|part| part.slot))
-            .chain(tokens.iter().map(|token| token.slot))
             .collect();
         let allowed = masks.into_iter().filter_map(|TokenMask { row, allowed }| {
             let (&slot, words) = (slots.get(row)?, allowed);
-            Some(AllowedTokens { slot, words })
+            Some(AllowedTokens { slot: slot?, words })
         });
-        let allowed = allowed.collect();
-        self.engine.start(&prompts, &tokens, allowed).map_err(lost)
+        let started = self.engine.start(&prompts, &tokens, allowed.collect());
+        Ok(ModelStep {
+            started: Some(started.map_err(lost)?),
+            computed: slots.iter().map(Option::is_some).collect(),
+        })
     }
+}
+
+/// Returns the indices of pages.
+fn indices(pages: &[PageId]) -> Vec<u32> {
+    pages.iter().map(|page| page.index() as u32).collect()
 }
 
 /// Returns the number of pages of the KV cache.
@@ -381,23 +343,28 @@ impl Executor for ModelExecutor {
     }
 
     fn start(&mut self, step: &Step, masked: bool) -> Result<ModelStep, ExecutorError> {
-        let rows = self.rows(step)?;
-        Ok(ModelStep(if masked {
-            State::Held(rows)
-        } else {
-            State::Started(self.launch(&rows, Vec::new())?)
-        }))
+        match masked {
+            true => Ok(ModelStep {
+                started: None,
+                computed: Vec::new(),
+            }),
+            false => self.launch(step, Vec::new()),
+        }
     }
 
-    fn mask(&mut self, step: &mut ModelStep, masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
-        if let State::Held(rows) = &step.0 {
-            step.0 = State::Started(self.launch(rows, masks)?);
-        }
+    fn mask(
+        &mut self,
+        in_flight: &mut ModelStep,
+        step: &Step,
+        masks: Vec<TokenMask>,
+    ) -> Result<(), ExecutorError> {
+        *in_flight = self.launch(step, masks)?;
         Ok(())
     }
 
     fn finish(&mut self, step: ModelStep) -> Result<Vec<RowOutput>, ExecutorError> {
-        let State::Started(step) = step.0 else {
+        let ModelStep { started, computed } = step;
+        let Some(started) = started else {
             let reason = "the step was given no masks";
             return Err(ExecutorError::Call(reason.into()));
         };
@@ -409,7 +376,11 @@ impl Executor for ModelExecutor {
             },
             BatchOutput::Failed(error) => RowOutput::Failed(error.to_string()),
         };
-        let outputs = self.engine.finish(step).map_err(lost)?;
-        Ok(outputs.into_iter().map(output).collect())
+        let mut outputs = self.engine.finish(started).map_err(lost)?.into_iter();
+        let rows = computed.into_iter().map(|is_computed| {
+            let found = is_computed.then(|| outputs.next()).flatten();
+            found.map_or_else(|| RowOutput::Failed("the request has ended".into()), output)
+        });
+        Ok(rows.collect())
     }
 }

@@ -90,18 +90,9 @@ pub(super) fn while_read(device: &Device) {
 /// tokens.
 pub(super) fn in_passes_of_prompts(device: &Device) {
     let (_guard, folder) = quantised();
-    let dtype = if is_card(device) {
-        FloatDType::F16
-    } else {
-        FloatDType::F32
-    };
+    let dtype = dtype_on(device);
     let llama = open(&folder, device, dtype);
-    let text = std::fs::read_to_string(example().join("heldout.txt"))
-        .unwrap_or_else(|error| panic!("{error}"));
-    let tokens = llama
-        .tokenizer()
-        .and_then(|tokenizer| Ok(tokenizer.encode(&text)?))
-        .unwrap_or_else(|error| panic!("{error}"));
+    let tokens = heldout_tokens(&llama);
     let lengths = [5, 150, 1, 64, 199, 2, 97];
     let mut sequences: Vec<Vec<u32>> = lengths
         .iter()
@@ -139,7 +130,31 @@ pub(super) fn in_passes_of_prompts(device: &Device) {
     }
     let host = open(&folder, &Device::flex(), FloatDType::F32);
     let worst = worst_gap(&host.model, &sequences, &lengths, 50);
-    assert!(worst < if dtype == FloatDType::F16 { 0.05 } else { 1e-3 });
+    assert!(worst < gap_of(dtype));
+}
+
+/// Returns the dtype in which prompts run on a device: f16 on tensor cores.
+pub(super) fn dtype_on(device: &Device) -> FloatDType {
+    if is_card(device) {
+        FloatDType::F16
+    } else {
+        FloatDType::F32
+    }
+}
+
+/// Returns the bound of [`worst_gap`] for a dtype.
+pub(super) fn gap_of(dtype: FloatDType) -> f64 {
+    if dtype == FloatDType::F16 { 0.05 } else { 1e-3 }
+}
+
+/// Returns the tokens of the held-out text.
+pub(super) fn heldout_tokens(llama: &LanguageModel) -> Vec<u32> {
+    let text = std::fs::read_to_string(example().join("heldout.txt"))
+        .unwrap_or_else(|error| panic!("{error}"));
+    llama
+        .tokenizer()
+        .and_then(|tokenizer| Ok(tokenizer.encode(&text)?))
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns by how much the logit of a new token is at most below the host's greatest logit after

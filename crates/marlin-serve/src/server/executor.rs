@@ -48,7 +48,8 @@ pub trait Executor: Send + 'static {
     /// other step is started before that.
     fn mask(
         &mut self,
-        step: &mut Self::InFlight,
+        in_flight: &mut Self::InFlight,
+        step: &Step,
         masks: Vec<TokenMask>,
     ) -> Result<(), ExecutorError>;
 

@@ -312,7 +312,7 @@ impl<'t, E: Executor> ServerThread<'t, E> {
                 Err(error) => failed.push((request, Last::failed_grammar(&error))),
             }
         }
-        match self.executor.mask(in_flight, masks) {
+        match self.executor.mask(in_flight, &first.step, masks) {
             Ok(()) => {}
             Err(lost @ ExecutorError::Lost(_)) => return Err(lost),
             Err(error) => first.started = Err(error),

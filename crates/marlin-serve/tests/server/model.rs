@@ -290,7 +290,12 @@ impl Executor for Model {
         Ok(step)
     }
 
-    fn mask(&mut self, step: &mut InFlight, masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
+    fn mask(
+        &mut self,
+        step: &mut InFlight,
+        _: &Step,
+        masks: Vec<TokenMask>,
+    ) -> Result<(), ExecutorError> {
         assert!(step.outputs.is_none(), "masks for a step that has sampled");
         self.control.state().masks += masks.len();
         self.sample(step, &masks);

@@ -156,7 +156,12 @@ impl Executor for PseudoModel {
         Ok(rows)
     }
 
-    fn mask(&mut self, rows: &mut Vec<Row>, masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
+    fn mask(
+        &mut self,
+        rows: &mut Vec<Row>,
+        _: &Step,
+        masks: Vec<TokenMask>,
+    ) -> Result<(), ExecutorError> {
         for mask in masks {
             rows[mask.row].allowed = Some(mask.allowed);
         }
