@@ -6,7 +6,7 @@ use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
 use marlin_format::{GroupSize, QuantSpec, Sparsity, WeightFormat};
-use marlin_lm::{Engine, Model, ModelConfig, Projection, RequestParams, Sampling, Suppression};
+use marlin_lm::{Engine, Model, ModelConfig, Projection, RequestParams};
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
@@ -351,11 +351,8 @@ pub fn add_requests(
 ) -> Result<(), BenchError> {
     let max_new_tokens = new_tokens + prefill_steps(batch, prompt_tokens);
     let options = RequestParams {
-        sampling: Sampling::GREEDY,
-        suppression: Suppression::NONE,
-        seed: 0,
-        stop_tokens: Vec::new(),
         max_new_tokens,
+        ..RequestParams::default()
     };
     for sequence in 0..batch {
         let prompt: Vec<u32> = (0..prompt_tokens)

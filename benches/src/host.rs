@@ -7,7 +7,7 @@ use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_marlin::{GroupSize, QuantLinear, QuantSpec, WeightQuantizer};
 use clap::Args;
-use marlin_lm::{Engine, LanguageModel, OpenOptions, RequestParams, Sampling, Suppression};
+use marlin_lm::{Engine, LanguageModel, OpenOptions, RequestParams};
 use serde::Serialize;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -368,11 +368,8 @@ fn model(folder: &Path, args: &HostArgs, device: &Device) -> Result<ModelRow, Be
     for _ in 0..3 {
         let mut engine = Engine::new(llama.model.clone(), 1).map_err(failed)?;
         let options = RequestParams {
-            sampling: Sampling::GREEDY,
-            suppression: Suppression::NONE,
-            seed: 0,
-            stop_tokens: Vec::new(),
             max_new_tokens: args.new_tokens,
+            ..RequestParams::default()
         };
         let start = Instant::now();
         engine.add_request(&prompt, &options).map_err(failed)?;

@@ -2,10 +2,7 @@
 
 use crate::BenchError;
 use crate::decode::{Times, failed};
-use marlin_lm::{
-    BatchEngine, BatchOutput, DecodeToken, Model, Pages, PromptPart, RequestParams, Sampling,
-    Suppression,
-};
+use marlin_lm::{BatchEngine, BatchOutput, DecodeToken, Model, Pages, PromptPart, RequestParams};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,13 +19,7 @@ pub fn time(
         BatchEngine::new(model.clone(), batch, Pages { count, size }).map_err(failed)?;
     let of_slot = |slot: usize| (0..columns).map(move |page| (page * batch + slot) as u32);
     let pages: Vec<Vec<u32>> = (0..batch).map(|slot| of_slot(slot).collect()).collect();
-    let params = RequestParams {
-        sampling: Sampling::GREEDY,
-        suppression: Suppression::NONE,
-        seed: 0,
-        stop_tokens: Vec::new(),
-        max_new_tokens: new_tokens,
-    };
+    let params = RequestParams::default();
     let vocab = model.config().vocab_size;
     let mut times = Times {
         first: 0.0,
@@ -41,7 +32,7 @@ pub fn time(
             .collect();
         let start = Instant::now();
         for (slot, prompt) in prompts.iter().enumerate() {
-            let added = engine.add(slot, prompt, prompt_tokens, &params);
+            let added = engine.add(slot, prompt, prompt_tokens, &params, None);
             added.map_err(failed)?;
         }
         let parts: Vec<PromptPart<'_>> = prompts
@@ -87,7 +78,7 @@ pub fn time(
 /// Returns the tokens of a step's outcomes.
 fn tokens(outputs: Vec<BatchOutput>) -> Result<Vec<u32>, BenchError> {
     let token = |output| match output {
-        BatchOutput::Token(token) => Ok(token),
+        BatchOutput::Token { token, .. } => Ok(token),
         other => Err(BenchError::Model(format!(
             "a sequence has no token: {other:?}"
         ))),

@@ -53,8 +53,11 @@ pub fn report(model: &Model, rows: usize, position: usize) -> Result<(), BenchEr
     let mut caches: Vec<[Tensor<4>; 2]> = (0..layers)
         .map(|_| [(); 2].map(|()| decode::cache(shape, model.dtype(), &device)))
         .collect();
-    let mut bitmaps = decode::words(
-        [decode::BITMAPS * rows, config.vocab_size.div_ceil(32)],
+    let mut token_table = decode::words(
+        [
+            decode::TokenTable::row(rows, 0),
+            decode::TokenTable::words(config.vocab_size),
+        ],
         &device,
     );
     let logits = of(config.vocab_size);
@@ -141,7 +144,12 @@ pub fn report(model: &Model, rows: usize, position: usize) -> Result<(), BenchEr
     part("sampling", 1, &mut || {
         // Every replay advances the rows by one position; with this `max_len`, no row reaches the
         // end of its window.
-        decode::sample(logits.clone(), &mut state, &mut bitmaps, usize::MAX >> 33);
+        decode::sample(
+            logits.clone(),
+            &mut state,
+            &mut token_table,
+            usize::MAX >> 33,
+        );
         Vec::new()
     })?;
     println!("    {:24} {total:>10.1}", "together");

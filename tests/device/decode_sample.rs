@@ -12,9 +12,10 @@ use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_kernels::{ActivationDtype, KernelError};
 use marlin_nn::kernels::sample::{
-    BITMAPS, SampleArgs, SampleShape, bitmap, check_device, sample, workspace_words,
+    LOGPROB_WORDS, LogprobArgs, SampleArgs, SampleShape, TokenTable, bitmap, check_device,
+    logprobs, sample, workspace_words,
 };
-use marlin_nn::kernels::{SequenceState, SequenceStatus};
+use marlin_nn::kernels::{RowsShape, SequenceState, SequenceStatus};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use step::Step;
@@ -52,7 +53,7 @@ struct Buffers {
     shape: SampleShape,
     logits: Handle,
     state: Handle,
-    bitmaps: Handle,
+    token_table: Handle,
     workspace: Handle,
 }
 
@@ -72,7 +73,8 @@ impl Buffers {
             shape: step.shape,
             logits: client.create_from_slice(&bytes(&step.logits, step.shape.dtype)),
             state: client.create_from_slice(&state),
-            bitmaps: client.create_from_slice(&little_endian(&mut step.bitmaps.iter().copied())),
+            token_table: client
+                .create_from_slice(&little_endian(&mut step.token_table.iter().copied())),
             workspace: client.create_from_slice(&vec![0xa5; workspace_words(&step.shape) * 4]),
         }
     }
@@ -86,7 +88,7 @@ impl Buffers {
         let args = SampleArgs {
             logits: arg(&self.logits, shape.rows * shape.vocab),
             state: arg(&self.state, shape.rows * SequenceState::WORDS),
-            bitmaps: arg(&self.bitmaps, shape.slots * BITMAPS * shape.bitmap_words()),
+            token_table: arg(&self.token_table, shape.table_words()),
             workspace: arg(&self.workspace, workspace_words(shape)),
         };
         sample(client, shape, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
@@ -162,10 +164,87 @@ fn agrees(device: &Device, dtype: ActivationDtype, large: bool, seed: u64) {
                 );
             }
             assert!(
-                Buffers::read(&client, &buffers.bitmaps) == step.bitmaps,
-                "{}, seed {seed}: bitmaps",
+                Buffers::read(&client, &buffers.token_table) == step.token_table,
+                "{}, seed {seed}: token table",
                 step.shape
             );
+            expect_logprobs(&client, &buffers, &step, seed);
+        }
+    }
+}
+
+/// Compares log probabilities of a step with those in f64. Rows without log probabilities are not
+/// written.
+fn expect_logprobs(client: &Client, buffers: &Buffers, step: &Step, seed: u64) {
+    const POISON: u8 = 0xa5;
+    let SampleShape {
+        rows, vocab, dtype, ..
+    } = step.shape;
+    let out = client.create_from_slice(&vec![POISON; rows * LOGPROB_WORDS * 4]);
+    // SAFETY: the buffers were made for these elements.
+    let arg =
+        |handle: &Handle, elements| unsafe { BufferArg::from_raw_parts(handle.clone(), elements) };
+    let args = LogprobArgs {
+        logits: arg(&buffers.logits, rows * vocab),
+        state: arg(&buffers.state, rows * SequenceState::WORDS),
+        out: arg(&out, rows * LOGPROB_WORDS),
+    };
+    let shape = RowsShape {
+        rows,
+        features: vocab,
+        dtype,
+    };
+    logprobs(client, &shape, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
+    let written = Buffers::read(client, &out);
+    let logits = step.logits.chunks_exact(vocab);
+    for ((row, logits), found) in (step.rows.iter().zip(logits)).zip(written.chunks(LOGPROB_WORDS))
+    {
+        let has_token = matches!(
+            row.status,
+            SequenceStatus::At(_) | SequenceStatus::WindowFull
+        );
+        let poison = u32::from_le_bytes([POISON; 4]);
+        let Some(count) = row.logprobs.filter(|_| has_token) else {
+            assert!(found.iter().all(|&word| word == poison), "{row:?}");
+            continue;
+        };
+        // A token that is suppressed may have a logit that is NaN or infinite.
+        if logits
+            .iter()
+            .any(|logit| logit.is_nan() || *logit == f32::INFINITY)
+        {
+            continue;
+        }
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let largest = f64::from(largest);
+        let exponentials = logits
+            .iter()
+            .map(|&logit| (f64::from(logit) - largest).exp());
+        let log_sum = exponentials.sum::<f64>().ln();
+        let expect = |token: u32, found: u32| {
+            let expected = f64::from(logits[token as usize]) - largest - log_sum;
+            let found = f64::from(f32::from_bits(found));
+            // The sum of f32 has a relative error of 1e-5 at most, and so has its exponential.
+            let near = (found - expected).abs() <= 1e-5 * expected.abs().max(1.0);
+            assert!(
+                near || found == expected,
+                "token {token} of {shape}, seed {seed}: {found} instead of {expected}"
+            );
+        };
+        expect(row.token, found[0]);
+        let mut order: Vec<u32> = (0..vocab as u32).collect();
+        order.sort_by(|&a, &b| {
+            let [a, b] = [a, b].map(|token| logits[token as usize] + 0.0);
+            b.total_cmp(&a)
+        });
+        let (pairs, _) = found[1..].as_chunks();
+        for (i, &[token, logprob]) in pairs.iter().enumerate() {
+            if i < count as usize {
+                assert_eq!(token, order[i], "place {i} of {shape}, seed {seed}");
+                expect(token, logprob);
+            } else {
+                assert_eq!([token, logprob], [poison; 2], "place {i}");
+            }
         }
     }
 }
@@ -231,14 +310,15 @@ fn equal_logits(device: &Device) {
             temperature: 1.0,
             ..options
         };
-        let suppressed = bitmap(&[1, 5, 76], vocab);
+        let words = TokenTable::words(vocab);
+        let mut table = vec![0; TokenTable::ROWS * words];
+        table[TokenTable::SUPPRESSED * words..][..words]
+            .copy_from_slice(&bitmap(&[1, 5, 76], vocab));
         let step = Step {
             shape,
             logits: vec![0.25; rows * vocab],
             rows: (0..rows as u32).map(row).collect(),
-            bitmaps: [vec![0; suppressed.len()], suppressed]
-                .concat()
-                .repeat(rows),
+            token_table: table.repeat(rows),
         };
         let buffers = Buffers::new(&client, &step);
         buffers.sample(&client);
@@ -259,21 +339,26 @@ fn refusals(device: &Device) {
     };
     let run = |shape: &SampleShape, lengths: [usize; 4]| {
         let zeros = |length: usize| words(&client, std::iter::repeat_n(0, length));
-        let [logits, state, bitmaps, workspace] = lengths.map(zeros);
+        let [logits, state, token_table, workspace] = lengths.map(zeros);
         sample(
             &client,
             shape,
             SampleArgs {
                 logits,
                 state,
-                bitmaps,
+                token_table,
                 workspace,
             },
         )
     };
-    let right = [80, 2 * SequenceState::WORDS, 12, workspace_words(&shape)];
+    let right = [
+        80,
+        2 * SequenceState::WORDS,
+        shape.table_words(),
+        workspace_words(&shape),
+    ];
     assert_eq!(run(&shape, right), Ok(()));
-    for (i, name) in ["logits", "state", "bitmaps of tokens", "workspace"]
+    for (i, name) in ["logits", "state", "token table", "workspace"]
         .into_iter()
         .enumerate()
     {
@@ -306,7 +391,7 @@ fn refusals(device: &Device) {
     let alias = SampleArgs {
         logits: buffer(&client, &[0; 320], 80),
         state: BufferArg::alias(0, 2 * SequenceState::WORDS),
-        bitmaps: words(&client, std::iter::repeat_n(0, 12)),
+        token_table: words(&client, std::iter::repeat_n(0, right[2])),
         workspace: words(&client, std::iter::repeat_n(0, right[3])),
     };
     let result = sample(&client, &shape, alias);

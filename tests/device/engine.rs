@@ -12,7 +12,6 @@ use burn::tensor::{Device, FloatDType};
 use libtest_mimic::Trial;
 use marlin_lm::{
     Engine, LanguageModel, OpenOptions, RequestParams, Sampling, StepOutput, StopReason,
-    Suppression,
 };
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -114,6 +113,7 @@ fn long_run(device: &Device) {
         top_p: 0.99,
         min_p: 1e-3,
         repetition_penalty: 1.05,
+        ..Sampling::GREEDY
     };
     let (mut total, mut first, mut memory) = (0, Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -121,10 +121,8 @@ fn long_run(device: &Device) {
             let prompt = [1 + seed as u32, 2, 3, 4];
             let options = RequestParams {
                 sampling,
-                suppression: Suppression::NONE,
                 seed,
-                stop_tokens: Vec::new(),
-                max_new_tokens: usize::MAX,
+                ..RequestParams::default()
             };
             engine
                 .add_request(&prompt, &options)
@@ -194,10 +192,9 @@ const PROMPTS: [&str; 5] = [
 fn decode(llama: &LanguageModel, sampling: Sampling, new_tokens: usize) -> Vec<Vec<u32>> {
     decode_with(llama, new_tokens, |index| RequestParams {
         sampling,
-        suppression: Suppression::NONE,
         seed: index as u64,
-        stop_tokens: Vec::new(),
         max_new_tokens: 0,
+        ..RequestParams::default()
     })
 }
 

@@ -13,9 +13,7 @@ use marlin_format::{GroupSize, QuantSpec, WeightFormat};
 use marlin_kernels::Target;
 use marlin_kernels::pdl::{launch_dependents, make_edge_programmatic, record_ordinary_edges, wait};
 use marlin_kernels::ptx::{F4, global_address, global_address_mut, ld_global_16, st_global_16};
-use marlin_lm::{
-    Engine, LanguageModel, Model, ModelConfig, OpenOptions, RequestParams, Sampling, Suppression,
-};
+use marlin_lm::{Engine, LanguageModel, Model, ModelConfig, OpenOptions, RequestParams, Sampling};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -177,10 +175,8 @@ fn round(engine: &mut Engine, slots: usize, index: usize) -> Vec<u32> {
         let seed = (index * slots + slot) as u64;
         let options = RequestParams {
             sampling,
-            suppression: Suppression::NONE,
             seed,
-            stop_tokens: Vec::new(),
-            max_new_tokens: usize::MAX,
+            ..RequestParams::default()
         };
         engine
             .add_request(&[1 + slot as u32, 2, 3, 4], &options)

@@ -6,7 +6,7 @@ use burn::tensor::{Device, FloatDType};
 use burn_marlin::{GroupSize, QuantSpec};
 use libtest_mimic::Trial;
 use marlin_kernels::{Epilogue, EpilogueStage, Kernel, Problem, Prologue, PrologueStage};
-use marlin_lm::{Engine, LanguageModel, Model, OpenOptions, RequestParams, Sampling, Suppression};
+use marlin_lm::{Engine, LanguageModel, Model, OpenOptions, RequestParams};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -152,11 +152,9 @@ fn launched_as_planned(device: &Device) {
         for seed in 0..sequences as u64 {
             let prompt = vec![3 + seed as u32; tokens];
             let options = RequestParams {
-                sampling: Sampling::GREEDY,
-                suppression: Suppression::NONE,
                 seed,
-                stop_tokens: Vec::new(),
                 max_new_tokens: 4,
+                ..RequestParams::default()
             };
             engine
                 .add_request(&prompt, &options)

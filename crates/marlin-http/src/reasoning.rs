@@ -37,9 +37,11 @@ enum State {
 }
 
 const OPENING: &str = "<think>";
-const CLOSING: &str = "</think>";
 
 impl ReasoningParser {
+    /// What ends the reasoning.
+    pub const CLOSING: &str = "</think>";
+
     /// Starts at the beginning of an answer to `prompt`, the text that a chat template rendered:
     /// the reasoning has begun if the prompt ends with `<think>`.
     pub fn new(prompt: &str) -> Self {
@@ -61,7 +63,7 @@ impl ReasoningParser {
 
     /// Returns true if a chat template marks reasoning, so that a model with it writes `<think>`.
     pub fn is_in_template(template: &str) -> bool {
-        template.contains(CLOSING)
+        template.contains(Self::CLOSING)
     }
 
     /// Adds text and returns the parts of the answer that it completes. White space, and text that
@@ -88,7 +90,7 @@ impl ReasoningParser {
     fn step(&mut self, character: char) {
         let tag = match self.state {
             State::Start => OPENING,
-            State::Opened | State::Reasoning => CLOSING,
+            State::Opened | State::Reasoning => Self::CLOSING,
             State::Closed if character.is_ascii_whitespace() => return,
             State::Closed | State::Content => {
                 self.state = State::Content;

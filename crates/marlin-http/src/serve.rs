@@ -45,6 +45,14 @@ pub async fn serve(
 ) -> io::Result<()> {
     let address = listener.local_addr()?;
     tracing::info!(%address, tls = options.tls.is_some(), "listening");
+    // The vocabulary takes up to a second, which the first request with a grammar would wait for.
+    let grammars = state.grammars().clone();
+    if state.engine().capabilities().masks {
+        tokio::task::spawn_blocking(move || match grammars.prepare() {
+            Ok(()) => {}
+            Err(error) => tracing::warn!(%error, "there is no structured output"),
+        });
+    }
     let server = Arc::new(Server {
         service: router(state.clone()),
         http: http(&options),

@@ -1,6 +1,7 @@
 //! The form that an answer must have: a grammar, or a call of a tool.
 
 use crate::error::ApiError;
+use crate::reasoning::ReasoningParser;
 use crate::state::ApiState;
 use crate::tools::{ToolFormat, ToolSchema};
 use marlin_serve::grammar::{GrammarError, GrammarSource};
@@ -48,11 +49,17 @@ impl Structure {
     }
 }
 
-/// Makes the engine keep to the form of an answer. Returns how calls of tools are found in it, if
-/// the model may call any.
+/// Returns the tools of a request in the form of templates.
+pub(crate) fn definitions(tools: Option<&ToolUse>) -> Vec<Value> {
+    tools.map_or(Vec::new(), |tools| tools.definitions.clone())
+}
+
+/// Makes the engine keep to the form of an answer to `prompt`, after the reasoning if the prompt
+/// opens it. Returns how calls of tools are found in the answer, if the model may call any.
 pub(crate) async fn apply(
     state: &ApiState,
     request: &mut GenerationRequest,
+    prompt: &str,
     structure: Option<Structure>,
     tools: Option<&ToolUse>,
 ) -> Result<Option<ToolFormat>, ApiError> {
@@ -88,10 +95,15 @@ pub(crate) async fn apply(
                 "Structured output is not supported by this server's executor.",
             ));
         }
-        let compiler = state.grammars().clone();
-        let compiled = state
-            .blocking(move || Ok(compiler.compile(&grammar)))
-            .await?;
+        let (compiler, is_open) = (state.grammars().clone(), ReasoningParser::is_open(prompt));
+        let compile = move || {
+            if !is_open {
+                return compiler.compile(&grammar);
+            }
+            let end = ReasoningParser::CLOSING;
+            compiler.compile(&grammar.after_reasoning(end, compiler.token_id(end)?))
+        };
+        let compiled = state.blocking(move || Ok(compile())).await?;
         request.grammar = Some(compiled.map_err(|error| refused(&error, param))?);
     }
     Ok(format)

@@ -132,6 +132,7 @@ impl LanguageModel {
                 seed,
                 stop_tokens,
                 max_new_tokens,
+                ..RequestParams::default()
             },
         )?;
         let mut stream = TextStream::after(tokenizer, if answer { &[] } else { &prompt })?;

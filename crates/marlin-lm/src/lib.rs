@@ -32,6 +32,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod architectures;
+mod biases;
 mod config;
 mod engine;
 mod error;
@@ -61,8 +62,8 @@ pub use folder::{LanguageModel, OpenOptions, OpenProgress, check_folder};
 pub use generate::{GenerateOptions, Generation};
 #[cfg(feature = "hub")]
 pub use marlin_hub as hub;
-pub use marlin_nn::Pages;
 pub use marlin_nn::ahead::CompiledAhead;
+pub use marlin_nn::{MAX_LOGPROBS, Pages, TokenLogprobs};
 pub use marlin_quant::{LayerLoss, RowOrder};
 #[cfg(feature = "sandbox")]
 pub use marlin_text::init;

@@ -4,8 +4,9 @@ use marlin_nn::{SequenceState, SequenceStatus};
 
 /// Options for the choice of the next token.
 ///
-/// The options are applied in this order, as in Hugging Face's `generate`: repetition penalty,
-/// [suppressed tokens](crate::Suppression), temperature, top-k, top-p, min-p.
+/// The options are applied in this order: repetition penalty, presence and frequency penalty with
+/// the [logit bias](crate::RequestParams::logit_bias), [suppressed tokens](crate::Suppression),
+/// temperature, top-k, top-p, min-p. Hugging Face's `generate` has the same order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// The divisor of the logits; 0 always takes the most likely token.
@@ -20,6 +21,11 @@ pub struct Sampling {
     /// The penalty on tokens that already occurred; 1 for no penalty. Positive logits of such
     /// tokens are divided by the penalty, and negative logits are multiplied by it.
     pub repetition_penalty: f32,
+    /// What is subtracted from the logits of tokens that were generated before; 0 for no penalty.
+    pub presence_penalty: f32,
+    /// What is subtracted from the logit of a token for each time that it was generated before; 0
+    /// for no penalty.
+    pub frequency_penalty: f32,
 }
 
 /// An error in the choice of the next token.
@@ -44,6 +50,14 @@ pub enum SamplingError {
         /// The index of the bad word in the list.
         index: usize,
     },
+    /// A logit bias of a token outside the vocabulary.
+    #[error("logit_bias has token {token}; the vocabulary has {vocab_size} tokens, counted from 0")]
+    BiasedToken {
+        /// The token ID.
+        token: u32,
+        /// The number of tokens of the vocabulary.
+        vocab_size: usize,
+    },
     /// Logits from which no token can be chosen.
     #[error(
         "no token can be chosen: a logit is NaN or infinite, or all are minus infinity or suppressed; are the weights broken, or the activations \
@@ -60,6 +74,8 @@ impl Sampling {
         top_p: 1.0,
         min_p: 0.0,
         repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
     };
 
     /// Checks that every option is in its range.
@@ -84,6 +100,8 @@ impl Sampling {
             top_p,
             min_p,
             repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
         } = *self;
         check(
             "temperature",
@@ -99,6 +117,12 @@ impl Sampling {
             "above 0 and at most 1",
         )?;
         check("min_p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
+        for (option, penalty) in [
+            ("presence_penalty", presence_penalty),
+            ("frequency_penalty", frequency_penalty),
+        ] {
+            check(option, penalty, penalty.is_finite(), "a finite number")?;
+        }
         check(
             "repetition_penalty",
             repetition_penalty,
@@ -108,7 +132,7 @@ impl Sampling {
     }
 
     /// Creates the row of a step for a sequence whose `token` is at `position` of `slot`, without
-    /// suppressed tokens.
+    /// suppressed tokens, biases and log probabilities.
     pub(crate) fn row(&self, token: u32, position: u32, slot: u32, seed: u64) -> SequenceState {
         SequenceState {
             token,
@@ -122,7 +146,9 @@ impl Sampling {
             top_p: self.top_p,
             repetition_penalty: self.repetition_penalty,
             min_p: self.min_p,
-            suppresses: false,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            ..SequenceState::IDLE
         }
     }
 }

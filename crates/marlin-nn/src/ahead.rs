@@ -93,7 +93,7 @@ mod servers {
     use crate::cache::CacheShape;
     use crate::kernels::attention::{AttentionPass, AttentionShape};
     use crate::kernels::flash::TILE_WORDS;
-    use crate::kernels::sample::BITMAPS;
+    use crate::kernels::sample::TokenTable;
     use crate::kernels::{SequenceState, flash};
     use crate::ops::DecodeBackend;
     use burn::tensor::{DType, Shape};
@@ -175,14 +175,17 @@ mod servers {
         );
         if last_rows > 0 {
             operations.push(Box::new(move |tensors| {
-                let (rows, bitmaps) = (
+                let (rows, table) = (
                     tensors.rows(last_rows),
-                    tensors.words([BITMAPS * first.cache.slots, vocab.div_ceil(32)]),
+                    tensors.words([
+                        TokenTable::row(first.cache.slots, 0),
+                        TokenTable::words(vocab),
+                    ]),
                 );
                 CubeBackend::decode_sample(
                     tensors.floats([last_rows, vocab], dtype),
                     rows,
-                    bitmaps,
+                    table,
                     first.cache.max_len,
                 );
             }));

@@ -12,7 +12,7 @@ use crate::cache::{CacheShape, LayerCache};
 use crate::device::{is_flex, takes};
 use crate::kernels::SequenceState;
 use crate::kernels::attention::AttentionPass;
-use crate::kernels::sample::BITMAPS;
+use crate::kernels::sample::{LOGPROB_WORDS, TokenTable};
 use crate::ops::DecodeBackend;
 use crate::portable;
 use burn::backend::Dispatch;
@@ -308,9 +308,7 @@ fn taken<const D: usize, K: Basic>(tensor: &mut Tensor<D, K>) -> Tensor<D, K> {
 /// [`kernels::sample`](crate::kernels::sample). The function writes the token and the next
 /// position, or the status in which the sequence ended, to the row.
 ///
-/// `bitmaps` [[`BITMAPS`] * slots, vocab / 32 rounded up] has two consecutive rows for each slot.
-/// The first is the bitmap of the tokens that occurred in the slot's sequence, to which the chosen
-/// token is added; the second is the bitmap of the slot's suppressed tokens.
+/// `token_table` has the layout [`TokenTable`]; the chosen tokens are added to it.
 ///
 /// `max_len` is the number of positions of the context window.
 ///
@@ -319,29 +317,55 @@ fn taken<const D: usize, K: Basic>(tensor: &mut Tensor<D, K>) -> Tensor<D, K> {
 pub fn sample(
     logits: Tensor<2>,
     rows: &mut Tensor<2, Int>,
-    bitmaps: &mut Tensor<2, Int>,
+    token_table: &mut Tensor<2, Int>,
     max_len: usize,
 ) {
-    let ([count, vocab], [of_slots, words]) = (logits.dims(), bitmaps.dims());
+    let ([count, vocab], [table_rows, words]) = (logits.dims(), token_table.dims());
     assert!(
         rows.dims() == [count, SequenceState::WORDS]
-            && words == vocab.div_ceil(32)
-            && of_slots.is_multiple_of(BITMAPS),
-        "logits [{count}, {vocab}], {of_slots} bitmaps of {words} words"
+            && words == TokenTable::words(vocab)
+            && table_rows.is_multiple_of(TokenTable::ROWS),
+        "logits [{count}, {vocab}], a token table [{table_rows}, {words}]"
     );
-    if !takes(&logits) || !can_sample(&logits, of_slots / BITMAPS, max_len) {
-        return portable::sample(logits, rows, bitmaps, max_len);
+    if !takes(&logits) || !can_sample(&logits, table_rows / TokenTable::ROWS, max_len) {
+        return portable::sample(logits, rows, token_table, max_len);
     }
     let (written, marked) = Dispatch::decode_sample(
         logits.into_dispatch(),
         taken(rows).into_dispatch(),
-        taken(bitmaps).into_dispatch(),
+        taken(token_table).into_dispatch(),
         max_len,
     );
-    (*rows, *bitmaps) = (
+    (*rows, *token_table) = (
         Tensor::from_dispatch(written),
         Tensor::from_dispatch(marked),
     );
+}
+
+/// Writes the log probabilities of the tokens that [`sample`] chose for `rows` from logits
+/// [rows, vocab], and of the most likely tokens, for the rows that ask for them
+/// ([`SequenceState::logprobs`]). `out` is an i32 tensor [rows, [`LOGPROB_WORDS`]];
+/// [`start_reading_logprobs`](crate::start_reading_logprobs) copies it to the host.
+///
+/// # Panics
+/// Panics if the shapes do not match.
+pub fn logprobs(logits: Tensor<2>, rows: &Tensor<2, Int>, out: &mut Tensor<2, Int>) {
+    let [count, vocab] = logits.dims();
+    assert!(
+        rows.dims() == [count, SequenceState::WORDS] && out.dims() == [count, LOGPROB_WORDS],
+        "logits [{count}, {vocab}], rows {:?}, log probabilities {:?}",
+        rows.dims(),
+        out.dims()
+    );
+    if !takes(&logits) || !can_sample(&logits, 1, usize::MAX) {
+        return portable::logprobs(logits, rows, out);
+    }
+    let written = Dispatch::decode_logprobs(
+        logits.into_dispatch(),
+        rows.clone().into_dispatch(),
+        taken(out).into_dispatch(),
+    );
+    *out = Tensor::from_dispatch(written);
 }
 
 /// Returns the log-likelihoods log(softmax(logits)\[token\]), f32 `[rows]`, of `tokens`, i32

@@ -46,11 +46,14 @@ pub use cache::{CacheShape, LayerCache, PageTable, Pages, cache, read_cache, wri
 pub use device::{MAX_PASS_ROWS, has_flash_attention, has_kernels, takes_prompts};
 pub use error::DecodeError;
 pub use functions::{
-    add_rms_norm, apply, attention, embed, linear, log_likelihoods, matmul, norm_linear,
+    add_rms_norm, apply, attention, embed, linear, log_likelihoods, logprobs, matmul, norm_linear,
     prompt_attention, rms_norm, sample, silu_mul,
 };
 pub use kernels::flash::{TILE_WORDS, most_tiles, tiles};
-pub use kernels::sample::{BITMAPS, bitmap};
+pub use kernels::sample::{LOGPROB_WORDS, MAX_LOGPROBS, SlotTokens, TokenTable, bitmap};
 pub use kernels::{SequenceState, SequenceStatus};
 pub use portable::rotate;
-pub use rows::{RowsRead, read_rows, start_reading, words, write_rows, write_words};
+pub use rows::{
+    LogprobsRead, RowsRead, TokenLogprobs, read_rows, start_reading, start_reading_logprobs, words,
+    write_rows, write_words,
+};

@@ -3,7 +3,7 @@
 
 use crate::attention_parts::AttentionParts;
 use crate::cache::{CacheShape, LayerCache, read_cache, write_cache};
-use crate::kernels::sample::{BITMAPS, sample_host};
+use crate::kernels::sample::{LOGPROB_WORDS, SlotTokens, logprobs_host, sample_host};
 use crate::kernels::{SequenceState, SequenceStatus};
 use crate::rows::{read_rows, write_rows, write_words};
 use burn::tensor::{DType, Element, FloatDType, Int, Tensor, TensorData, activation};
@@ -169,28 +169,36 @@ fn rotate_at(x: Tensor<4>, tables: &[Tensor<2>; 2], position: usize) -> Tensor<4
 pub(crate) fn sample(
     logits: Tensor<2>,
     rows: &mut Tensor<2, Int>,
-    bitmaps: &mut Tensor<2, Int>,
+    token_table: &mut Tensor<2, Int>,
     max_len: usize,
 ) {
     let vocab = logits.dims()[1];
     let logits: Vec<f32> = host(logits.into_data().convert::<f32>());
-    let words = bitmaps.dims()[1];
-    let mut of_slots: Vec<i32> = host(bitmaps.clone().into_data().convert::<i32>());
+    let words = token_table.dims()[1];
+    let mut table: Vec<i32> = host(token_table.clone().into_data().convert::<i32>());
     let mut sampled = host_rows(rows);
     for (row, logits) in sampled.iter_mut().zip(logits.chunks(vocab)) {
-        let Some(of_slot) = of_slots.chunks_mut(BITMAPS * words).nth(row.slot as usize) else {
-            continue;
-        };
-        let mut unsigned: Vec<u32> = of_slot.iter().map(|&word| word as u32).collect();
-        let (seen, suppressed) = unsigned.split_at_mut(words);
-        sample_host(logits, row, seen, suppressed, max_len as u32);
-        of_slot
-            .iter_mut()
-            .zip(unsigned)
-            .for_each(|(word, new)| *word = new as i32);
+        let table = bytemuck::cast_slice_mut(&mut table);
+        if let Some(mut tokens) = SlotTokens::of_slot(table, words, row.slot as usize) {
+            sample_host(logits, row, &mut tokens, max_len as u32);
+        }
     }
-    write_words(bitmaps, 0, of_slots);
+    write_words(token_table, 0, table);
     write_rows(rows, 0, &sampled);
+}
+
+pub(crate) fn logprobs(logits: Tensor<2>, rows: &Tensor<2, Int>, out: &mut Tensor<2, Int>) {
+    let vocab = logits.dims()[1];
+    let logits: Vec<f32> = host(logits.into_data().convert::<f32>());
+    let mut words = vec![0; host_rows(rows).len() * LOGPROB_WORDS];
+    let of_rows = words.chunks_mut(LOGPROB_WORDS).zip(logits.chunks(vocab));
+    for (row, (words, logits)) in host_rows(rows).iter().zip(of_rows) {
+        if let Some(count) = row.logprobs {
+            let found = logprobs_host(logits, row.token, count as usize);
+            words.copy_from_slice(&found.map(u32::cast_signed));
+        }
+    }
+    write_words(out, 0, words);
 }
 
 fn host<E: Element>(data: TensorData) -> Vec<E> {

@@ -3,12 +3,13 @@
 use crate::DecodeError;
 use crate::device::{has_kernels, is_flex};
 use crate::kernels::SequenceState;
+use crate::kernels::sample::LOGPROB_WORDS;
 use crate::ops::DecodeBackend;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-/// Allocates an i32 tensor [rows, words] of zeros: the rows of a step, the token bitmaps of the
-/// slots, or the arrival counters of attention.
+/// Allocates an i32 tensor [rows, words] of zeros: the rows of a step, the token table, or the
+/// arrival counters of attention.
 pub fn words(shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
     Tensor::<1, Int>::zeros([shape[0] * shape[1]], (device, DType::I32)).reshape(shape)
 }
@@ -63,6 +64,19 @@ pub fn write_rows(tensor: &mut Tensor<2, Int>, first: usize, rows: &[SequenceSta
 /// the device before, and does not wait for work that is submitted later.
 pub struct RowsRead(Reading);
 
+/// A pending copy of the log probabilities of a step to the host, as [`RowsRead`].
+pub struct LogprobsRead(Reading);
+
+/// The log probability of a token, and those of the most likely tokens in its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// The natural logarithm of the token's probability under the logits of the model, before
+    /// penalties, biases, suppressed tokens and temperature.
+    pub logprob: f32,
+    /// The most likely tokens with their log probabilities, the most likely first.
+    pub top: Vec<(u32, f32)>,
+}
+
 enum Reading {
     /// The copy is in progress.
     #[cfg(feature = "cubecl-runtime")]
@@ -73,11 +87,20 @@ enum Reading {
 
 /// Starts copying the rows of a step to the host.
 pub fn start_reading(tensor: &Tensor<2, Int>) -> RowsRead {
+    RowsRead(reading(tensor))
+}
+
+/// Starts copying the output of [`logprobs`](crate::logprobs) to the host.
+pub fn start_reading_logprobs(tensor: &Tensor<2, Int>) -> LogprobsRead {
+    LogprobsRead(reading(tensor))
+}
+
+fn reading(tensor: &Tensor<2, Int>) -> Reading {
     #[cfg(feature = "cubecl-runtime")]
     if has_kernels(&tensor.device())
         && let Ok(tensor) = tensor.clone().try_into_primitive::<burn::backend::Cube>()
     {
-        return RowsRead(Reading::Cube(crate::ops::cube::start_reading(tensor)));
+        return Reading::Cube(crate::ops::cube::start_reading(tensor));
     }
     let words = tensor
         .clone()
@@ -87,7 +110,7 @@ pub fn start_reading(tensor: &Tensor<2, Int>) -> RowsRead {
             let words = data.convert::<i32>().try_into_vec::<i32>();
             words.map_err(|error| unread(&error))
         });
-    RowsRead(Reading::Done(words))
+    Reading::Done(words)
 }
 
 /// Copies the rows of a step to the host.
@@ -98,6 +121,17 @@ pub fn read_rows(tensor: &Tensor<2, Int>) -> Result<Vec<SequenceState>, DecodeEr
     start_reading(tensor).wait()
 }
 
+impl Reading {
+    /// Waits for the copy and returns the words.
+    fn wait(self) -> Result<Vec<i32>, DecodeError> {
+        match self {
+            #[cfg(feature = "cubecl-runtime")]
+            Self::Cube(read) => read.wait().map_err(|error| unread(&error)),
+            Self::Done(words) => words,
+        }
+    }
+}
+
 impl RowsRead {
     /// Waits for the copy and returns the rows.
     ///
@@ -105,25 +139,39 @@ impl RowsRead {
     /// Returns an error if the device failed. Kernels run asynchronously, so their faults are
     /// reported here.
     pub fn wait(self) -> Result<Vec<SequenceState>, DecodeError> {
-        #[cfg_attr(
-            not(feature = "cubecl-runtime"),
-            allow(
-                clippy::infallible_destructuring_match,
-                reason = "with a runtime there are two cases"
-            )
-        )]
-        let words = match self.0 {
-            #[cfg(feature = "cubecl-runtime")]
-            Reading::Cube(read) => read.wait().map_err(|error| unread(&error)),
-            Reading::Done(words) => words,
-        };
-        Ok(words?
+        Ok(self
+            .0
+            .wait()?
             .as_chunks::<{ SequenceState::WORDS }>()
             .0
             .iter()
             .copied()
             .map(SequenceState::from_words)
             .collect())
+    }
+}
+
+impl LogprobsRead {
+    /// Waits for the copy. Returns the log probabilities of each of `rows`; `None` for rows that
+    /// did not ask for them.
+    ///
+    /// # Errors
+    /// Returns an error if the device failed.
+    pub fn wait(self, rows: &[SequenceState]) -> Result<Vec<Option<TokenLogprobs>>, DecodeError> {
+        let words = self.0.wait()?;
+        let records = words.as_chunks::<LOGPROB_WORDS>().0.iter();
+        let logprobs = rows.iter().zip(records).map(|(row, record)| {
+            let float = |word: i32| f32::from_bits(word.cast_unsigned());
+            let (pairs, _) = record[1..].as_chunks();
+            let pairs = pairs.iter().take(row.logprobs? as usize);
+            Some(TokenLogprobs {
+                logprob: float(record[0]),
+                top: pairs
+                    .map(|&[token, logprob]| (token.cast_unsigned(), float(logprob)))
+                    .collect(),
+            })
+        });
+        Ok(logprobs.collect())
     }
 }
 

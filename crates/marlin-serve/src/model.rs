@@ -8,8 +8,8 @@ use crate::server::{
     ServerOptions, StartError, TokenMask,
 };
 use marlin_lm::{
-    AllowedTokens, BatchEngine, BatchOutput, BatchStep, DecodeToken, LanguageModel, Model,
-    ModelError, Pages, PromptPart, RequestParams, Sampling, Suppression,
+    AllowedTokens, BatchEngine, BatchOutput, BatchStep, DecodeToken, LanguageModel, MAX_LOGPROBS,
+    Model, ModelError, Pages, PromptPart, RequestParams, Sampling, Suppression, Tokenizer,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -121,6 +121,7 @@ pub fn start(
     let tokenizer = model.tokenizer()?.clone();
     let tokenizer = tokenizer
         .showing(&options.shown_tokens)
+        .and_then(Tokenizer::with_plain_texts)
         .map_err(ModelError::from)?;
     let executor = ModelExecutor::new(model.model.clone(), options)?;
     let scheduler = SchedulerConfig {
@@ -174,10 +175,10 @@ impl ModelExecutor {
         let capabilities = Capabilities {
             vocab_size: model.config().vocab_size,
             max_len: model.max_len(),
-            penalties: false,
-            logit_bias: false,
+            penalties: true,
+            logit_bias: true,
             masks: true,
-            max_logprobs: None,
+            max_logprobs: Some(MAX_LOGPROBS),
         };
         let mut engine = BatchEngine::new(model, slots, Pages { count, size })?;
         if options.compile_ahead {
@@ -304,6 +305,7 @@ impl Executor for ModelExecutor {
             seed,
             stop_tokens,
         } = sequence;
+        let logprobs = params.logprobs;
         let params = RequestParams {
             sampling: Sampling {
                 temperature: params.temperature,
@@ -311,7 +313,10 @@ impl Executor for ModelExecutor {
                 top_p: params.top_p,
                 min_p: params.min_p,
                 repetition_penalty: params.repetition_penalty,
+                presence_penalty: params.presence_penalty,
+                frequency_penalty: params.frequency_penalty,
             },
+            logit_bias: params.logit_bias.clone(),
             suppression: Suppression {
                 suppress_tokens: params.suppress_tokens.clone(),
                 bad_words_ids: params.bad_words_ids.clone(),
@@ -328,7 +333,7 @@ impl Executor for ModelExecutor {
                 self.slots.len()
             )));
         };
-        let added = self.engine.add(slot, tokens, prompt, &params);
+        let added = self.engine.add(slot, tokens, prompt, &params, logprobs);
         added.map_err(|error| ExecutorError::Call(error.to_string()))?;
         self.free_slots.pop();
         self.slots.insert(request, slot);
@@ -370,10 +375,7 @@ impl Executor for ModelExecutor {
         };
         let output = |output| match output {
             BatchOutput::Computed => RowOutput::Computed,
-            BatchOutput::Token(token) => RowOutput::Token {
-                token,
-                logprobs: None,
-            },
+            BatchOutput::Token { token, logprobs } => RowOutput::Token { token, logprobs },
             BatchOutput::Failed(error) => RowOutput::Failed(error.to_string()),
         };
         let mut outputs = self.engine.finish(started).map_err(lost)?.into_iter();

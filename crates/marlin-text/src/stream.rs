@@ -19,6 +19,10 @@ pub struct TextStream<'a> {
     shown: String,
     /// The number of tokens since then that did not complete a character.
     held: usize,
+    /// True if all of the window's text was returned, and it ends with a whole character.
+    is_whole: bool,
+    /// True if `shown` is not set: it is all of the window's text.
+    is_unread: bool,
 }
 
 impl<'a> TextStream<'a> {
@@ -40,8 +44,10 @@ impl<'a> TextStream<'a> {
             tokenizer,
             settled: window.len(),
             window,
+            is_whole: !shown.is_empty() && !shown.ends_with(char::REPLACEMENT_CHARACTER),
             shown,
             held: 0,
+            is_unread: false,
         })
     }
 
@@ -50,9 +56,18 @@ impl<'a> TextStream<'a> {
     /// # Errors
     /// See [`Tokenizer::decode`].
     pub fn push(&mut self, token: u32) -> Result<Option<String>, TextError> {
+        if self.is_whole
+            && let Some(text) = self.tokenizer.plain_text(token)
+        {
+            self.window.clear();
+            self.window.push(token);
+            (self.settled, self.is_unread) = (1, true);
+            return Ok(Some(text.into()));
+        }
         self.window.push(token);
         let [text, own] = self.texts()?;
         let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+        self.is_whole = whole.len() == text.len() && !text.is_empty();
         if whole.len() == text.len() {
             self.held = 0;
             let piece = self.show_all(&text, &own);
@@ -88,9 +103,14 @@ impl<'a> TextStream<'a> {
     }
 
     /// Decodes the window, and separately its tokens after the last piece.
-    fn texts(&self) -> Result<[String; 2], TextError> {
-        self.tokenizer
-            .decode_each([&self.window, &self.window[self.settled..]])
+    fn texts(&mut self) -> Result<[String; 2], TextError> {
+        let (shown, rest) = self.window.split_at(self.settled);
+        if std::mem::take(&mut self.is_unread) {
+            let [shown, text, own] = self.tokenizer.decode_each([shown, &self.window, rest])?;
+            self.shown = shown;
+            return Ok([text, own]);
+        }
+        self.tokenizer.decode_each([&self.window, rest])
     }
 
     /// Returns the part of `text`, the beginning of the window's text, that was not returned

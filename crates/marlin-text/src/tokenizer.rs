@@ -22,6 +22,8 @@ pub struct Tokenizer {
     added: Arc<BTreeSet<u32>>,
     /// The special tokens that decoding does not skip, with their texts.
     shown: Arc<BTreeMap<u32, String>>,
+    /// The texts, by token id, of tokens whose text does not depend on the tokens around them.
+    plain: Arc<[Option<Box<str>>]>,
 }
 
 impl Tokenizer {
@@ -63,7 +65,26 @@ impl Tokenizer {
             special,
             added,
             shown: Arc::default(),
+            plain: Arc::default(),
         })
+    }
+
+    /// Reads the texts of tokens that do not depend on the tokens around them, which are most
+    /// tokens of byte-level BPE and of SentencePiece. A [`TextStream`](crate::TextStream) then
+    /// takes such a token without a call of the tokenizer's decoder.
+    ///
+    /// # Errors
+    /// [`TextError::Tokenizer`] if the call of the worker fails.
+    pub fn with_plain_texts(mut self) -> Result<Self, TextError> {
+        let texts: Vec<Option<Box<str>>> = self.call(Request::PlainTexts, "")?;
+        self.plain = texts.into();
+        Ok(self)
+    }
+
+    /// Returns the text of a token that does not depend on the tokens around it; `None` if it
+    /// depends on them, or was not [read](Self::with_plain_texts).
+    pub(crate) fn plain_text(&self, token: u32) -> Option<&str> {
+        self.plain.get(token as usize)?.as_deref()
     }
 
     /// Makes decoding write these special tokens as their texts, such as the `[TOOL_CALLS]` that

@@ -77,6 +77,7 @@ fn run(args: &Args) -> Result<(), GenerateError> {
             seed: args.seed,
             stop_tokens,
             max_new_tokens: args.max_new_tokens.get(),
+            ..RequestParams::default()
         },
     )?;
 

@@ -2,7 +2,7 @@
 
 use crate::kernels::{bytes, values};
 use marlin_kernels::ActivationDtype;
-use marlin_nn::kernels::sample::{BITMAPS, SampleShape, sample_host};
+use marlin_nn::kernels::sample::{SampleShape, SlotTokens, TokenTable, sample_host};
 use marlin_nn::kernels::{SequenceState, SequenceStatus};
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -13,8 +13,8 @@ pub(super) struct Step {
     /// The logits [rows, vocab], exact in the shape's dtype.
     pub(super) logits: Vec<f32>,
     pub(super) rows: Vec<SequenceState>,
-    /// The bitmaps [slots, [`BITMAPS`], words].
-    pub(super) bitmaps: Vec<u32>,
+    /// The token table.
+    pub(super) token_table: Vec<u32>,
 }
 
 impl Step {
@@ -43,32 +43,43 @@ impl Step {
                 ..random_row(vocab as u32, rng)
             })
             .collect();
-        let bitmaps = (0..shape.slots * BITMAPS * shape.bitmap_words())
-            .map(|_| rng.random::<u32>() & rng.random::<u32>())
-            .collect();
+        let token_table = random_table(&shape, rng);
         Self {
             shape,
             logits,
             rows,
-            bitmaps,
+            token_table,
         }
     }
 
     pub(super) fn host(&mut self) {
-        let (vocab, words) = (self.shape.vocab, self.shape.bitmap_words());
+        let (vocab, max_len) = (self.shape.vocab, self.shape.max_len as u32);
+        let words = TokenTable::words(vocab);
         for (row, logits) in self.rows.iter_mut().zip(self.logits.chunks_exact(vocab)) {
-            let of_slot =
-                &mut self.bitmaps[row.slot as usize * BITMAPS * words..][..BITMAPS * words];
-            let (token_bitmap, suppressed) = of_slot.split_at_mut(words);
-            sample_host(
-                logits,
-                row,
-                token_bitmap,
-                suppressed,
-                self.shape.max_len as u32,
-            );
+            let tokens = SlotTokens::of_slot(&mut self.token_table, words, row.slot as usize);
+            sample_host(logits, row, &mut tokens.expect("a row has a slot"), max_len);
         }
     }
+}
+
+/// Draws bitmaps with a quarter of their bits, and biases, half of them 0.
+fn random_table(shape: &SampleShape, rng: &mut StdRng) -> Vec<u32> {
+    let words = TokenTable::words(shape.vocab);
+    let mut table = Vec::with_capacity(shape.table_words());
+    for _ in 0..shape.slots {
+        let bitmaps = TokenTable::BIASES * words;
+        table.extend((0..bitmaps).map(|_| rng.random::<u32>() & rng.random::<u32>()));
+        table.extend((0..32 * words).map(|token| {
+            let is_biased = token < shape.vocab && rng.random();
+            let bias = if is_biased {
+                rng.random_range(-3.0..3.0)
+            } else {
+                0.0f32
+            };
+            bias.to_bits()
+        }));
+    }
+    table
 }
 
 fn pick<T: Copy>(from: &[T], rng: &mut StdRng) -> T {
@@ -151,5 +162,10 @@ fn random_row(vocab: u32, rng: &mut StdRng) -> SequenceState {
             rng,
         ),
         suppresses: rng.random(),
+        is_biased: rng.random(),
+        presence_penalty: pick(&[0.0, 0.5, -2.0], rng),
+        frequency_penalty: pick(&[0.0, 0.3, -0.1], rng),
+        logprobs: pick(&[None, Some(0), Some(1), Some(5), Some(20)], rng)
+            .map(|count: u32| count.min(vocab)),
     }
 }

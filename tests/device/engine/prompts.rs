@@ -4,9 +4,7 @@ use super::open;
 use crate::llama::{example, logits, quantised};
 use crate::setup::is_card;
 use burn::tensor::{Device, FloatDType};
-use marlin_lm::{
-    Engine, LanguageModel, Model, OpenOptions, RequestParams, Sampling, StepOutput, Suppression,
-};
+use marlin_lm::{Engine, LanguageModel, Model, OpenOptions, RequestParams, StepOutput};
 
 /// Checks that a running sequence gets a token in every step during the prefill of long prompts,
 /// and that all sequences get the same tokens as when run alone.
@@ -29,11 +27,8 @@ pub(super) fn while_read(device: &Device) {
     let long = llama.model.max_len() - 40;
     let prompts = [&tokens[..5], &tokens[..long], &tokens[long..2 * long]];
     let options = RequestParams {
-        sampling: Sampling::GREEDY,
-        suppression: Suppression::NONE,
-        seed: 0,
-        stop_tokens: Vec::new(),
         max_new_tokens: 20,
+        ..RequestParams::default()
     };
     let alone = |prompt: &[u32]| {
         let mut engine =
@@ -100,11 +95,8 @@ pub(super) fn in_passes_of_prompts(device: &Device) {
         .map(|(i, &length)| tokens[200 * i..][..length].to_vec())
         .collect();
     let options = RequestParams {
-        sampling: Sampling::GREEDY,
-        suppression: Suppression::NONE,
-        seed: 0,
-        stop_tokens: Vec::new(),
         max_new_tokens: 50,
+        ..RequestParams::default()
     };
     let mut engine =
         Engine::new(llama.model.clone(), lengths.len()).unwrap_or_else(|error| panic!("{error}"));

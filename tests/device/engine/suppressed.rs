@@ -32,11 +32,10 @@ pub(super) fn as_on_the_host(device: &Device) {
                 vec![free[2]]
             };
             RequestParams {
-                sampling: Sampling::GREEDY,
                 suppression,
-                seed: 0,
                 stop_tokens,
                 max_new_tokens: 0,
+                ..RequestParams::default()
             }
         };
         let (found, expected) = (

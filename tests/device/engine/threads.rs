@@ -3,7 +3,7 @@
 use super::{PROMPTS, open, records_graphs};
 use crate::llama::quantised;
 use burn::tensor::{Device, FloatDType};
-use marlin_lm::{Engine, Model, ModelConfig, RequestParams, Sampling, StepOutput, Suppression};
+use marlin_lm::{Engine, Model, ModelConfig, RequestParams, StepOutput};
 use std::sync::Arc;
 use std::thread;
 
@@ -38,11 +38,8 @@ pub(super) fn small_on_other_threads(device: &Device) {
 /// every few steps. It must give the same tokens as on one thread, and still replay graphs.
 fn assert_same_on_other_threads(model: &Arc<Model>, prompts: &[Vec<u32>], max_new_tokens: usize) {
     let options = RequestParams {
-        sampling: Sampling::GREEDY,
-        suppression: Suppression::NONE,
-        seed: 0,
-        stop_tokens: Vec::new(),
         max_new_tokens,
+        ..RequestParams::default()
     };
     let add = |engine: &mut Engine, index: usize| {
         let slot = engine

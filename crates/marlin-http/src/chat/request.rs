@@ -59,18 +59,25 @@ impl ChatJob {
         let first_call_only = request.disables_parallel_tool_calls();
         let reasoning = request.separate_reasoning && state.reasoning();
         let mut engine_request = fields.request(state, client)?;
-        let tools =
-            structure::apply(state, &mut engine_request, structure, tool_use.as_ref()).await?;
         let conversation = Conversation {
             variables: variables(&mut request),
             continues: request.continues_final_assistant(),
-            tools: tool_use.map(|tools| tools.definitions).unwrap_or_default(),
+            tools: structure::definitions(tool_use.as_ref()),
             messages: chat_messages(std::mem::take(&mut request.messages))?,
         };
+        let prompt = state.encode(conversation).await?;
+        let tools = structure::apply(
+            state,
+            &mut engine_request,
+            &prompt.text,
+            structure,
+            tool_use.as_ref(),
+        )
+        .await?;
         state.add_plain_stop(&mut engine_request);
         Ok(Self {
             job: Job {
-                prompts: vec![state.encode(conversation).await?],
+                prompts: vec![prompt],
                 choices: request.n.unwrap_or(1) as usize,
                 request: engine_request,
                 output: OutputOptions {

@@ -75,7 +75,7 @@ impl CompletionJob {
             priority: priority(&request.other)?,
         };
         let mut engine_request = fields.request(state, client)?;
-        structure::apply(state, &mut engine_request, form(&request)?, None).await?;
+        structure::apply(state, &mut engine_request, "", form(&request)?, None).await?;
         let prompts = match tokens {
             Some(prompts) => state.decode(prompts, request.echo).await?,
             None => {

@@ -51,19 +51,26 @@ impl MessageJob {
             ..Fields::default()
         };
         let mut engine_request = fields.request(state, client)?;
-        let tools =
-            structure::apply(state, &mut engine_request, structure, tool_use.as_ref()).await?;
         state.add_plain_stop(&mut engine_request);
         let (thinking, effort) = (request.template_thinking(), request.reasoning_effort());
         let conversation = Conversation {
             variables: variables(thinking, effort),
             continues: request.continues_final_assistant(),
-            tools: tool_use.map(|tools| tools.definitions).unwrap_or_default(),
+            tools: structure::definitions(tool_use.as_ref()),
             messages: conversation(request.system, request.messages)?,
         };
+        let prompt = state.encode(conversation).await?;
+        let tools = structure::apply(
+            state,
+            &mut engine_request,
+            &prompt.text,
+            structure,
+            tool_use.as_ref(),
+        )
+        .await?;
         Ok(Self {
             job: Job {
-                prompts: vec![state.encode(conversation).await?],
+                prompts: vec![prompt],
                 choices: 1,
                 request: engine_request,
                 output: OutputOptions {
@@ -90,7 +97,7 @@ pub(super) fn count_conversation(
     Ok(Conversation {
         variables: variables(request.template_thinking(), request.reasoning_effort()),
         continues: request.continues_final_assistant(),
-        tools: tools.map(|tools| tools.definitions).unwrap_or_default(),
+        tools: structure::definitions(tools.as_ref()),
         messages: conversation(request.system, request.messages)?,
     })
 }

@@ -48,18 +48,25 @@ impl ResponseJob {
             ..Fields::default()
         };
         let mut engine_request = fields.request(state, client)?;
-        let tools =
-            structure::apply(state, &mut engine_request, structure, tool_use.as_ref()).await?;
         state.add_plain_stop(&mut engine_request);
         let conversation = Conversation {
             variables: variables(&request),
-            tools: tool_use.map(|tools| tools.definitions).unwrap_or_default(),
+            tools: structure::definitions(tool_use.as_ref()),
             messages: conversation(request.instructions, request.input)?,
             continues: false,
         };
+        let prompt = state.encode(conversation).await?;
+        let tools = structure::apply(
+            state,
+            &mut engine_request,
+            &prompt.text,
+            structure,
+            tool_use.as_ref(),
+        )
+        .await?;
         Ok(Self {
             job: Job {
-                prompts: vec![state.encode(conversation).await?],
+                prompts: vec![prompt],
                 choices: 1,
                 request: engine_request,
                 output: OutputOptions {

@@ -123,6 +123,7 @@ impl GenerationConfig {
                 top_p: raw.top_p.unwrap_or(1.0),
                 min_p: raw.min_p.unwrap_or(0.0),
                 repetition_penalty,
+                ..Sampling::GREEDY
             }
         } else {
             Sampling {

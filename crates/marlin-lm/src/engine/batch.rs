@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use burn::tensor::StreamId;
 use marlin_nn::ahead::CompiledAhead;
-use marlin_nn::{Pages, SequenceState, SequenceStatus};
+use marlin_nn::{MAX_LOGPROBS, Pages, SequenceState, SequenceStatus};
 
 use self::chain::Chain;
 use self::sequence::Sequence;
@@ -19,6 +19,7 @@ use self::step::{ChoosingRow, Started, StartedPass};
 use super::executor::ModelExecutor;
 use super::scheduler::{Executor, PromptChunk, check_prompt};
 use super::{RequestParams, check_slots};
+use crate::biases::bias_rows;
 use crate::model::CachePosition;
 use crate::sampling::SamplingError;
 use crate::{KvCache, Model, ModelError};
@@ -132,7 +133,9 @@ impl BatchEngine {
     /// Takes a sequence into a free slot. `tokens` are its tokens so far: its prompt of
     /// `prompt_len` tokens, then those that were chosen before the sequence was
     /// [removed](Self::remove) from its slot to make room for others.
-    /// [`RequestParams::max_new_tokens`] is not applied.
+    /// [`RequestParams::max_new_tokens`] is not applied. With `logprobs`, steps return the log
+    /// probability of each token of the sequence, and those of this number of most likely tokens,
+    /// at most [`MAX_LOGPROBS`].
     ///
     /// # Errors
     /// [`ModelError::EmptyPrompt`], [`ModelError::PromptTooLong`], [`ModelError::Token`] for a
@@ -147,19 +150,30 @@ impl BatchEngine {
         tokens: &[u32],
         prompt_len: usize,
         params: &RequestParams,
+        logprobs: Option<usize>,
     ) -> Result<(), ModelError> {
         assert!(
             self.sequences[slot].is_none(),
             "slot {slot} has a sequence already"
         );
-        params.sampling.validate()?;
-        params.suppression.validate()?;
+        params.validate(self.vocab_size)?;
         check_prompt(tokens, self.window, self.vocab_size)?;
-        self.stream
-            .executes(|| self.executor.set_token_bitmap(slot, tokens));
+        let [prompt, chosen]: [&[u32]; 2] = tokens.split_at(prompt_len).into();
+        let biases = bias_rows(params, chosen, self.vocab_size);
+        let most = self.vocab_size.min(MAX_LOGPROBS);
+        let row = SequenceState {
+            is_biased: biases.is_some(),
+            logprobs: logprobs.map(|count| count.min(most) as u32),
+            ..params.sampling.row(0, 0, slot as u32, params.seed)
+        };
+        self.stream.executes(|| {
+            self.executor.set_token_bitmap(slot, tokens);
+            if let Some(rows) = biases {
+                self.executor.set_biases(slot, rows);
+            }
+        });
         self.added += 1;
-        let tokens = tokens.split_at(prompt_len).into();
-        self.sequences[slot] = Some(Sequence::new(self.added, slot, tokens, params));
+        self.sequences[slot] = Some(Sequence::new(self.added, row, [prompt, chosen], params));
         Ok(())
     }
 
@@ -340,7 +354,14 @@ impl BatchEngine {
             .iter()
             .map(|token| (token.slot, token.token.is_some()))
             .collect();
-        let continued = self.chain.as_mut().and_then(|chain| chain.next(&wanted));
+        let logprobs = tokens.iter().any(|token| {
+            let sequence = self.sequences[token.slot].as_ref();
+            sequence.is_some_and(Sequence::wants_logprobs)
+        });
+        let chain = self.chain.as_mut();
+        let continued = chain
+            .filter(|chain| chain.logprobs == logprobs)
+            .and_then(|chain| chain.next(&wanted));
         let (step, indices) = match continued {
             Some(next) => {
                 let replaced: Vec<(usize, SequenceState)> = next
@@ -352,7 +373,7 @@ impl BatchEngine {
                     })
                     .collect();
                 (
-                    self.executor.start_replaced(next.size, &replaced),
+                    self.executor.start_replaced(next.size, &replaced, logprobs),
                     next.rows,
                 )
             }
@@ -360,7 +381,7 @@ impl BatchEngine {
                 self.wait(self.steps.len())?;
                 let rows: Vec<SequenceState> = tokens.iter().map(|token| self.row(token)).collect();
                 let slots: Vec<usize> = tokens.iter().map(|token| token.slot).collect();
-                self.chain = Some(Chain::new(&slots));
+                self.chain = Some(Chain::new(&slots, logprobs));
                 (self.executor.start(&rows), (0..tokens.len()).collect())
             }
         };
@@ -388,8 +409,8 @@ impl BatchEngine {
     fn wait(&mut self, count: usize) -> Result<(), ModelError> {
         for step in self.steps.iter_mut().take(count) {
             for StartedPass { step: pass, rows } in step.passes.drain(..) {
-                let states = self.executor.finish(pass)?;
-                for (row, state) in rows.into_iter().zip(states) {
+                let states = self.executor.finish_with_logprobs(pass)?;
+                for (row, (state, logprobs)) in rows.into_iter().zip(states) {
                     let Some(row) = row else {
                         continue;
                     };
@@ -398,7 +419,8 @@ impl BatchEngine {
                             BatchOutput::Failed(SamplingError::NoToken)
                         }
                         SequenceStatus::At(_) | SequenceStatus::WindowFull => {
-                            BatchOutput::Token(state.token)
+                            let token = state.token;
+                            BatchOutput::Token { token, logprobs }
                         }
                     };
                     if let Some(sequence) = &mut self.sequences[row.slot]

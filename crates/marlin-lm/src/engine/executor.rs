@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use burn::tensor::capture;
 use marlin_nn::ahead::CompiledAhead;
 use marlin_nn::kernels::attention::AttentionPass;
-use marlin_nn::{self as decode, BITMAPS, Pages, RowsRead, SequenceState, SequenceStatus};
+use marlin_nn::{self as decode, Pages, SequenceState, SequenceStatus, TokenLogprobs, TokenTable};
 
+pub(super) use self::graph::ModelStep;
 use self::graph::{Pass, PassGraph, State, lock};
 use super::scheduler::{Executor, PromptChunk};
 use crate::model::CachePosition;
@@ -70,12 +71,6 @@ const MATRIX_CHUNK: usize = 512;
 /// kernel of a float head supports.
 const FEW_LAST_ROWS: usize = 32;
 
-/// A pass that was given to the device, which chooses the next tokens of its rows.
-pub(super) struct ModelStep {
-    pass: Pass,
-    rows: RowsRead,
-}
-
 impl ModelExecutor {
     /// Creates an executor with an empty KV cache of `slots` sequences, which share `pages` if
     /// given, and no graphs.
@@ -108,7 +103,8 @@ impl ModelExecutor {
             None => KvCache::new(config, slots, max_len, dtype, &device),
             Some(pages) => KvCache::paged(config, slots, max_len, pages, dtype, &device),
         };
-        let bitmaps = decode::words([BITMAPS * slots, config.vocab_size.div_ceil(32)], &device);
+        let words = TokenTable::words(config.vocab_size);
+        let token_table = decode::words([TokenTable::row(slots, 0), words], &device);
         let prompts = if decode::has_flash_attention(&device, dtype, config.head_dim) {
             PromptRows::All
         } else if decode::takes_prompts(&device, dtype) {
@@ -121,7 +117,7 @@ impl ModelExecutor {
         } else {
             MATRIX_CHUNK
         };
-        let state = Arc::new(Mutex::new(State { cache, bitmaps }));
+        let state = Arc::new(Mutex::new(State { cache, token_table }));
         Ok(Self {
             model,
             state,
@@ -155,7 +151,10 @@ impl ModelExecutor {
                 end,
             }]);
         }
-        self.record(Pass::Step { rows: 1 });
+        self.record(Pass::Step {
+            rows: 1,
+            logprobs: false,
+        });
         start.elapsed()
     }
 
@@ -184,20 +183,23 @@ impl ModelExecutor {
             .any(|(pass, graph)| matches!(pass, Pass::Step { .. }) && graph.graph.is_hardware())
     }
 
-    /// Writes a bitmap of tokens to a row of the bitmaps.
-    fn write_bitmap(&mut self, row: usize, tokens: &[u32]) {
-        self.write_words(row, decode::bitmap(tokens, self.model.config().vocab_size));
+    /// Writes a bitmap of tokens to a row of a slot in the token table.
+    fn write_bitmap(&mut self, slot: usize, row: usize, tokens: &[u32]) {
+        let bitmap = decode::bitmap(tokens, self.model.config().vocab_size);
+        self.write_words(slot, row, bitmap);
     }
 
-    fn write_words(&mut self, row: usize, bitmap: Vec<u32>) {
+    /// Writes words to the token table, from a row of a slot on.
+    fn write_words(&mut self, slot: usize, row: usize, words: Vec<u32>) {
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        let words = bitmap.into_iter().map(|word| word as i32).collect();
-        decode::write_words(&mut lock(&self.state).bitmaps, row, words);
+        let words = words.into_iter().map(u32::cast_signed).collect();
+        let table = &mut lock(&self.state).token_table;
+        decode::write_words(table, TokenTable::row(slot, row), words);
     }
 
     /// Sets the suppressed tokens of a slot's sequence for the work that follows, as a bitmap.
     pub(super) fn set_suppressed_bitmap(&mut self, slot: usize, bitmap: Vec<u32>) {
-        self.write_words(BITMAPS * slot + 1, bitmap);
+        self.write_words(slot, TokenTable::SUPPRESSED, bitmap);
     }
 
     /// Sets the first pages of a slot for the work that follows; see [`KvCache::set_pages`].
@@ -215,16 +217,21 @@ impl ModelExecutor {
     }
 
     /// Starts the step that follows the last step of `size` rows, where some rows are replaced. The
-    /// other rows continue with the tokens that the last step chose, on the device.
+    /// other rows continue with the tokens that the last step chose, on the device. Both steps
+    /// compute log probabilities, or neither does.
     ///
     /// # Panics
-    /// Panics if there was no step of `size` rows.
+    /// Panics if there was no such step.
     pub(super) fn start_replaced(
         &mut self,
         size: usize,
         replaced: &[(usize, SequenceState)],
+        logprobs: bool,
     ) -> ModelStep {
-        let pass = Pass::Step { rows: size };
+        let pass = Pass::Step {
+            rows: size,
+            logprobs,
+        };
         let graph = self.record(pass);
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         for &(index, row) in replaced {
@@ -232,10 +239,7 @@ impl ModelExecutor {
         }
         // The rows that are known to the host are those before the last step.
         graph.rows.clear();
-        ModelStep {
-            pass,
-            rows: graph.step(),
-        }
+        graph.step(pass)
     }
 
     /// Returns the graph of a pass, and records it the first time.
@@ -254,8 +258,8 @@ impl ModelExecutor {
             let (device, model, state, of_pass) =
                 (model.device(), model.clone(), state.clone(), batch.clone());
             let run: Box<dyn FnMut() + Send> = Box::new(move || {
-                let State { cache, bitmaps } = &mut *lock(&state);
-                model.pass(&mut lock(&of_pass), cache, bitmaps);
+                let State { cache, token_table } = &mut *lock(&state);
+                model.pass(&mut lock(&of_pass), cache, token_table);
             });
             let graph = capture(&device, run);
             match graph.is_hardware() {
@@ -265,7 +269,7 @@ impl ModelExecutor {
                     "this device records no graphs: operations run one by one"
                 ),
             }
-            let rows = if let Pass::Step { rows } = pass {
+            let rows = if let Pass::Step { rows, .. } = pass {
                 vec![SequenceState::IDLE; rows]
             } else {
                 Vec::new()
@@ -309,27 +313,52 @@ impl ModelExecutor {
         let pass = Pass::Prompts {
             rows: size,
             last_rows: count,
+            logprobs: want_logprobs(&last_rows),
         };
         if self.prompts != PromptRows::Last {
             let graph = self.record(pass);
             let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
             lock(&graph.batch).set_prompts(&rows, &last_rows);
             graph.replay();
-            return Some(ModelStep {
-                pass,
-                rows: decode::start_reading(lock(&graph.batch).last_rows()?),
-            });
+            let batch = lock(&graph.batch);
+            return Some(ModelStep::new(pass, &batch, batch.last_rows()?));
         }
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         let mut batch = pass.batch(&self.model, self.slots);
         batch.set_prompts(&rows, &last_rows);
-        let State { cache, bitmaps } = &mut *lock(&self.state);
-        self.model.pass(&mut batch, cache, bitmaps);
-        Some(ModelStep {
-            pass,
-            rows: decode::start_reading(batch.last_rows()?),
-        })
+        let State { cache, token_table } = &mut *lock(&self.state);
+        self.model.pass(&mut batch, cache, token_table);
+        Some(ModelStep::new(pass, &batch, batch.last_rows()?))
     }
+
+    /// Waits for a step and returns its rows, each with the log probabilities of its token if the
+    /// row asked for them. Steps are finished in the order in which they were started.
+    pub(super) fn finish_with_logprobs(
+        &mut self,
+        step: ModelStep,
+    ) -> Result<Vec<(SequenceState, Option<TokenLogprobs>)>, ModelError> {
+        let ModelStep {
+            pass,
+            rows,
+            logprobs,
+        } = step;
+        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        let rows = rows.wait();
+        if let (Pass::Step { .. }, Some(graph)) = (pass, self.graphs.get_mut(&pass)) {
+            graph.rows = rows.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
+        }
+        let rows = rows?;
+        let logprobs = match logprobs {
+            Some(read) => read.wait(&rows)?,
+            None => vec![None; rows.len()],
+        };
+        Ok(rows.into_iter().zip(logprobs).collect())
+    }
+}
+
+/// Returns true if a row asks for log probabilities.
+fn want_logprobs(rows: &[SequenceState]) -> bool {
+    rows.iter().any(|row| row.logprobs.is_some())
 }
 
 impl Executor for ModelExecutor {
@@ -382,16 +411,23 @@ impl Executor for ModelExecutor {
     }
 
     fn set_token_bitmap(&mut self, slot: usize, tokens: &[u32]) {
-        self.write_bitmap(BITMAPS * slot, tokens);
+        self.write_bitmap(slot, TokenTable::OCCURRED, tokens);
+    }
+
+    fn set_biases(&mut self, slot: usize, rows: Vec<u32>) {
+        self.write_words(slot, TokenTable::GENERATED, rows);
     }
 
     fn set_suppressed(&mut self, slot: usize, tokens: &[u32]) {
-        self.write_bitmap(BITMAPS * slot + 1, tokens);
+        self.write_bitmap(slot, TokenTable::SUPPRESSED, tokens);
     }
 
     fn start(&mut self, rows: &[SequenceState]) -> ModelStep {
         let size = rows.len().next_power_of_two();
-        let pass = Pass::Step { rows: size };
+        let pass = Pass::Step {
+            rows: size,
+            logprobs: want_logprobs(rows),
+        };
         let mut rows = rows.to_vec();
         rows.resize(size, SequenceState::IDLE);
         let graph = self.record(pass);
@@ -399,33 +435,24 @@ impl Executor for ModelExecutor {
         if graph.rows != rows {
             decode::write_rows(&mut lock(&graph.batch).rows, 0, &rows);
         }
-        ModelStep {
-            pass,
-            rows: graph.step(),
-        }
+        graph.step(pass)
     }
 
     fn start_next(&mut self, count: usize) -> Option<ModelStep> {
         let pass = Pass::Step {
             rows: count.next_power_of_two(),
+            logprobs: false,
         };
         let graph = self
             .graphs
             .get_mut(&pass)
             .filter(|graph| graph.graph.is_hardware())?;
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        Some(ModelStep {
-            pass,
-            rows: graph.step(),
-        })
+        Some(graph.step(pass))
     }
 
     fn finish(&mut self, step: ModelStep) -> Result<Vec<SequenceState>, ModelError> {
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        let rows = step.rows.wait();
-        if let (Pass::Step { .. }, Some(graph)) = (step.pass, self.graphs.get_mut(&step.pass)) {
-            graph.rows = rows.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
-        }
-        Ok(rows?)
+        let rows = self.finish_with_logprobs(step)?;
+        Ok(rows.into_iter().map(|(row, _)| row).collect())
     }
 }

@@ -5,6 +5,7 @@ mod batch;
 mod executor;
 mod scheduler;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +30,9 @@ pub const MAX_SEQUENCES: usize = 128;
 pub struct RequestParams {
     /// The choice of the next token.
     pub sampling: Sampling,
+    /// What is added to the logits of tokens, by token ID; with -100 or less a token is never
+    /// chosen in practice.
+    pub logit_bias: BTreeMap<u32, f32>,
     /// Tokens that may not come next. While a sequence has bad words of two or more tokens, a step
     /// waits for the tokens of the previous step.
     pub suppression: Suppression,
@@ -39,6 +43,45 @@ pub struct RequestParams {
     pub stop_tokens: Vec<u32>,
     /// The largest number of tokens to generate.
     pub max_new_tokens: usize,
+}
+
+impl RequestParams {
+    /// Checks that every option is in its range.
+    ///
+    /// # Errors
+    /// [`SamplingError::Option`] for an option outside its range, [`SamplingError::EmptyBadWord`],
+    /// and [`SamplingError::BiasedToken`].
+    fn validate(&self, vocab_size: usize) -> Result<(), SamplingError> {
+        self.sampling.validate()?;
+        self.suppression.validate()?;
+        for (&token, &bias) in &self.logit_bias {
+            if token as usize >= vocab_size {
+                return Err(SamplingError::BiasedToken { token, vocab_size });
+            }
+            if !bias.is_finite() {
+                return Err(SamplingError::Option {
+                    option: "logit_bias",
+                    found: bias,
+                    expected: "a finite number",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Default for RequestParams {
+    /// Returns [`Sampling::GREEDY`], with no limit on the number of tokens, and no stop tokens.
+    fn default() -> Self {
+        Self {
+            sampling: Sampling::GREEDY,
+            logit_bias: BTreeMap::new(),
+            suppression: Suppression::NONE,
+            seed: 0,
+            stop_tokens: Vec::new(),
+            max_new_tokens: usize::MAX,
+        }
+    }
 }
 
 /// The reason that a sequence ended.

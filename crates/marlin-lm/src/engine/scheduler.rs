@@ -7,6 +7,7 @@ use marlin_nn::{SequenceState, SequenceStatus};
 use self::sequence::Sequence;
 use super::{RequestParams, StepOutput, StopReason};
 use crate::ModelError;
+use crate::biases::bias_rows;
 use crate::model::CachePosition;
 use crate::sampling::SamplingError;
 use crate::suppression::Suppressed;
@@ -42,6 +43,10 @@ pub(super) trait Executor {
 
     /// Sets the tokens of a slot's sequence, for the repetition penalty.
     fn set_token_bitmap(&mut self, slot: usize, tokens: &[u32]);
+
+    /// Sets the generated tokens and the biases of a slot's sequence, as rows of the token table
+    /// ([`bias_rows`]).
+    fn set_biases(&mut self, slot: usize, rows: Vec<u32>);
 
     /// Sets the suppressed tokens of a slot's sequence for the work that follows.
     fn set_suppressed(&mut self, slot: usize, tokens: &[u32]);
@@ -103,8 +108,7 @@ impl<E: Executor> Scheduler<E> {
         prompt: &[u32],
         options: &RequestParams,
     ) -> Result<usize, ModelError> {
-        options.sampling.validate()?;
-        options.suppression.validate()?;
+        options.validate(self.vocab_size)?;
         let last = check_prompt(prompt, self.window, self.vocab_size)?;
         let Some(slot) = self.sequences.iter().position(Option::is_none) else {
             return Err(ModelError::TooManySequences {
@@ -113,14 +117,19 @@ impl<E: Executor> Scheduler<E> {
             });
         };
         self.executor.set_token_bitmap(slot, prompt);
+        let biases = bias_rows(options, &[], self.vocab_size);
         let suppressed = Suppressed::new(&options.suppression, &options.stop_tokens, prompt);
         let row = options
             .sampling
             .row(last, prompt.len() as u32 - 1, slot as u32, options.seed);
         let row = SequenceState {
             suppresses: suppressed.is_some(),
+            is_biased: biases.is_some(),
             ..row
         };
+        if let Some(rows) = biases {
+            self.executor.set_biases(slot, rows);
+        }
         self.added += 1;
         self.sequences[slot] = Some(Sequence {
             id: self.added,

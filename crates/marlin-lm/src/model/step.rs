@@ -9,6 +9,9 @@ pub(crate) struct PassBatch {
     /// The rows, [rows, [`SequenceState::WORDS`]].
     pub(crate) rows: Tensor<2, Int>,
     pub(crate) work: Work,
+    /// The log probabilities of the chosen tokens, [rows that choose, [`decode::LOGPROB_WORDS`]],
+    /// if the pass computes them.
+    pub(crate) logprobs: Option<Tensor<2, Int>>,
 }
 
 /// The work of a pass.
@@ -39,7 +42,16 @@ impl PassBatch {
             work: Work::Step {
                 arrival_counters: decode::words([rows, heads], device),
             },
+            logprobs: None,
         }
+    }
+
+    /// Adds the output of the log probabilities of the chosen tokens, which the pass then computes.
+    pub(crate) fn with_logprobs(mut self) -> Self {
+        let choosing = self.last_rows().unwrap_or(&self.rows);
+        let shape = [choosing.dims()[0], decode::LOGPROB_WORDS];
+        self.logprobs = Some(decode::words(shape, &self.rows.device()));
+        self
     }
 
     /// Creates idle rows for the tokens of prompts of up to `slots` sequences, of which up to
@@ -55,6 +67,7 @@ impl PassBatch {
                 tiles,
                 last_rows: (last_rows > 0).then(|| idle(last_rows, device)),
             },
+            logprobs: None,
         }
     }
 
@@ -95,12 +108,12 @@ impl Model {
     /// chooses the next token of each row of a decode step, or of each prompt that ends, and writes
     /// that token and its position to the row.
     ///
-    /// `bitmaps` are the bitmaps of [`decode::sample`].
+    /// `token_table` is the [`decode::TokenTable`].
     pub(crate) fn pass(
         &self,
         batch: &mut PassBatch,
         cache: &mut KvCache,
-        bitmaps: &mut Tensor<2, Int>,
+        token_table: &mut Tensor<2, Int>,
     ) {
         let window = cache.max_len().min(self.max_len());
         let stream = self.rows(batch, cache);
@@ -118,7 +131,11 @@ impl Model {
                 last_rows: None, ..
             } => return,
         };
-        decode::sample(self.head(stream.norm(&self.norm)), rows, bitmaps, window);
+        let logits = self.head(stream.norm(&self.norm));
+        decode::sample(logits.clone(), rows, token_table, window);
+        if let Some(logprobs) = &mut batch.logprobs {
+            decode::logprobs(logits, rows, logprobs);
+        }
     }
 
     /// Returns the logits [rows, vocab] of the tokens of prompts in `rows`, and writes their keys

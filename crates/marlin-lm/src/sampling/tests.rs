@@ -7,6 +7,8 @@ const ALL: Sampling = Sampling {
     top_p: 0.9,
     min_p: 0.05,
     repetition_penalty: 1.1,
+    presence_penalty: 0.2,
+    frequency_penalty: -0.3,
 };
 
 #[test]
@@ -46,6 +48,20 @@ fn options_outside_their_range_are_refused() {
         ),
         (Sampling { min_p: -0.1, ..ALL }, "min_p"),
         (Sampling { min_p: 1.1, ..ALL }, "min_p"),
+        (
+            Sampling {
+                presence_penalty: f32::NAN,
+                ..ALL
+            },
+            "presence_penalty",
+        ),
+        (
+            Sampling {
+                frequency_penalty: f32::INFINITY,
+                ..ALL
+            },
+            "frequency_penalty",
+        ),
         (
             Sampling {
                 min_p: f32::NAN,
@@ -88,7 +104,9 @@ fn a_row_holds_all_options_and_all_of_the_seed() {
         top_p: 0.9,
         repetition_penalty: 1.1,
         min_p: 0.05,
-        suppresses: false,
+        presence_penalty: 0.2,
+        frequency_penalty: -0.3,
+        ..SequenceState::IDLE
     };
     assert_eq!(row, expected);
     assert_eq!(Sampling::GREEDY.row(7, 8, 9, 0).top_k, 0);

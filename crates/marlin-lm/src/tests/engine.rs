@@ -3,6 +3,7 @@
 mod batch;
 mod sequences;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -19,6 +20,7 @@ use crate::{
 
 const GREEDY: RequestParams = RequestParams {
     sampling: Sampling::GREEDY,
+    logit_bias: BTreeMap::new(),
     suppression: Suppression::NONE,
     seed: 0,
     stop_tokens: Vec::new(),
@@ -65,6 +67,86 @@ fn alone(
             return (tokens, end.clone());
         }
     }
+}
+
+/// Returns the logits after `tokens`, computed without a cache.
+fn last_logits(model: &Model, tokens: &[u32]) -> Vec<f32> {
+    let input = token_tensor(tokens, [1, tokens.len()], &Device::flex());
+    let logits = model.forward_full(input).into_data();
+    let logits = logits.try_into_vec::<f32>().unwrap();
+    logits[(tokens.len() - 1) * model.config().vocab_size..].to_vec()
+}
+
+#[test]
+fn penalties_and_biases_are_added_to_logits() {
+    let mut rng = rng();
+    let model = model(&config());
+    let vocab = model.config().vocab_size;
+    let prompt = random_tokens(6, vocab, &mut rng);
+    let params = RequestParams {
+        sampling: Sampling {
+            presence_penalty: 0.3,
+            frequency_penalty: 0.45,
+            ..Sampling::GREEDY
+        },
+        logit_bias: BTreeMap::from([(7, 0.5), (11, -100.0)]),
+        max_new_tokens: 24,
+        ..GREEDY
+    };
+    let mut expected = prompt.clone();
+    for _ in 0..params.max_new_tokens {
+        let mut logits = last_logits(&model, &expected);
+        for (token, logit) in (0..).zip(&mut logits) {
+            let generated = &expected[prompt.len()..];
+            let count = generated.iter().filter(|&&found| found == token).count();
+            *logit += params.logit_bias.get(&token).unwrap_or(&0.0) - 0.45 * count as f32;
+            *logit -= if count > 0 { 0.3 } else { 0.0 };
+        }
+        let best = (0..).zip(logits).max_by(|(_, a), (_, b)| a.total_cmp(b));
+        expected.extend(best.map(|(token, _)| token));
+    }
+    let (found, _) = alone(&model, &prompt, &params);
+    assert_eq!(found, expected[prompt.len()..]);
+    let (free, _) = alone(
+        &model,
+        &prompt,
+        &RequestParams {
+            max_new_tokens: 24,
+            ..GREEDY
+        },
+    );
+    assert_ne!(found, free);
+    assert!(!found.contains(&11));
+}
+
+#[test]
+fn logit_biases_outside_their_range_are_refused() {
+    let model = model(&config());
+    let vocab_size = model.config().vocab_size;
+    let mut engine = Engine::new(model, 1).unwrap();
+    let mut add = |token: u32, bias: f32| {
+        let logit_bias = BTreeMap::from([(token, bias)]);
+        engine.add_request(
+            &[1],
+            &RequestParams {
+                logit_bias,
+                ..GREEDY
+            },
+        )
+    };
+    let outside = vocab_size as u32;
+    assert!(matches!(
+        add(outside, 1.0),
+        Err(ModelError::Sampling(SamplingError::BiasedToken { token, .. })) if token == outside
+    ));
+    assert!(matches!(
+        add(0, f32::NAN),
+        Err(ModelError::Sampling(SamplingError::Option {
+            option: "logit_bias",
+            ..
+        }))
+    ));
+    assert_eq!(add(outside - 1, 1.0).unwrap(), 0);
 }
 
 #[test]

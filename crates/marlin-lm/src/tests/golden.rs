@@ -139,6 +139,7 @@ fn options_of(
             seed: 1,
             stop_tokens: eos_token_ids,
             max_new_tokens,
+            ..RequestParams::default()
         },
     )
 }

@@ -28,6 +28,18 @@ pub struct SequenceState {
     /// True if the tokens in the slot's bitmap of suppressed tokens may not be chosen. If false,
     /// kernels ignore the bitmap.
     pub suppresses: bool,
+    /// True if the slot's biases are added to the logits, and the penalties below are applied to
+    /// the biases. If false, kernels ignore the biases.
+    pub is_biased: bool,
+    /// The presence penalty: it is subtracted from the bias of a token when the token is generated
+    /// for the first time.
+    pub presence_penalty: f32,
+    /// The frequency penalty: it is subtracted from the bias of a token each time the token is
+    /// generated.
+    pub frequency_penalty: f32,
+    /// The number of most likely tokens whose log probabilities are computed, besides that of the
+    /// chosen token; `None` for no log probabilities.
+    pub logprobs: Option<u32>,
 }
 
 /// The status of a sequence. Kernels read the status as an i32 that holds a position or a negative
@@ -71,7 +83,7 @@ impl SequenceStatus {
 
 impl SequenceState {
     /// The number of words of a row.
-    pub const WORDS: usize = 10;
+    pub const WORDS: usize = 14;
     /// The word that holds the token.
     pub const TOKEN: usize = 0;
     /// The word that holds the position, which is negative if the row is skipped.
@@ -92,6 +104,15 @@ impl SequenceState {
     pub const MIN_P: usize = 8;
     /// The word that is 1 if tokens are suppressed, 0 otherwise.
     pub const SUPPRESSES: usize = 9;
+    /// The word that is 1 if the slot's biases are used, 0 otherwise.
+    pub const IS_BIASED: usize = 10;
+    /// The word that holds the presence penalty's bits.
+    pub const PRESENCE_PENALTY: usize = 11;
+    /// The word that holds the frequency penalty's bits.
+    pub const FREQUENCY_PENALTY: usize = 12;
+    /// The word that holds the number of most likely tokens with log probabilities, plus 1; 0 for
+    /// no log probabilities.
+    pub const LOGPROBS: usize = 13;
 
     /// A row that no sequence uses.
     pub const IDLE: Self = Self {
@@ -105,6 +126,10 @@ impl SequenceState {
         repetition_penalty: 1.0,
         min_p: 0.0,
         suppresses: false,
+        is_biased: false,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logprobs: None,
     };
 
     /// Returns the row of a prompt's token. Kernels only read the row, so its sampling parameters
@@ -131,6 +156,10 @@ impl SequenceState {
         words[Self::REPETITION_PENALTY] = self.repetition_penalty.to_bits() as i32;
         words[Self::MIN_P] = self.min_p.to_bits() as i32;
         words[Self::SUPPRESSES] = i32::from(self.suppresses);
+        words[Self::IS_BIASED] = i32::from(self.is_biased);
+        words[Self::PRESENCE_PENALTY] = self.presence_penalty.to_bits() as i32;
+        words[Self::FREQUENCY_PENALTY] = self.frequency_penalty.to_bits() as i32;
+        words[Self::LOGPROBS] = self.logprobs.map_or(0, |count| count as i32 + 1);
         words
     }
 
@@ -148,6 +177,10 @@ impl SequenceState {
             repetition_penalty: float(Self::REPETITION_PENALTY),
             min_p: float(Self::MIN_P),
             suppresses: words[Self::SUPPRESSES] != 0,
+            is_biased: words[Self::IS_BIASED] != 0,
+            presence_penalty: float(Self::PRESENCE_PENALTY),
+            frequency_penalty: float(Self::FREQUENCY_PENALTY),
+            logprobs: (words[Self::LOGPROBS] as u32).checked_sub(1),
         }
     }
 }
@@ -176,6 +209,10 @@ mod tests {
                 repetition_penalty: 1.05,
                 min_p: 0.1,
                 suppresses: true,
+                is_biased: true,
+                presence_penalty: 0.5,
+                frequency_penalty: -0.25,
+                logprobs: Some(20),
             };
             assert_eq!(SequenceState::from_words(row.to_words()), row);
         }

@@ -5,7 +5,7 @@ mod linear;
 
 use super::DecodeBackend;
 use crate::kernels::attention::{AttentionPass, AttentionShape};
-use crate::kernels::sample::{self, SampleArgs, SampleShape};
+use crate::kernels::sample::{self, LogprobArgs, SampleArgs, SampleShape, TokenTable};
 use crate::kernels::{
     self, CacheShape, EmbedArgs, LikelihoodArgs, RmsNormArgs, RowsShape, SiluMulArgs,
 };
@@ -234,14 +234,14 @@ impl DecodeBackend for CubeBackend {
     fn decode_sample(
         logits: FloatTensor<Self>,
         rows: IntTensor<Self>,
-        bitmaps: IntTensor<Self>,
+        token_table: IntTensor<Self>,
         max_len: usize,
     ) -> (IntTensor<Self>, IntTensor<Self>) {
         let [count, vocab] = logits.shape().dims();
         let shape = SampleShape {
             rows: count,
             vocab,
-            slots: bitmaps.shape()[0] / sample::BITMAPS,
+            slots: token_table.shape()[0] / TokenTable::ROWS,
             max_len,
             dtype: dtype_of(&logits),
         };
@@ -254,11 +254,27 @@ impl DecodeBackend for CubeBackend {
         let args = SampleArgs {
             logits: buffer(logits),
             state: in_place(&rows),
-            bitmaps: in_place(&bitmaps),
+            token_table: in_place(&token_table),
             workspace: buffer(workspace),
         };
         launched(sample::sample(&client, &shape, args));
-        (rows, bitmaps)
+        (rows, token_table)
+    }
+
+    fn decode_logprobs(
+        logits: FloatTensor<Self>,
+        rows: IntTensor<Self>,
+        out: IntTensor<Self>,
+    ) -> IntTensor<Self> {
+        let logits = into_contiguous(logits);
+        let (client, shape) = (logits.client.clone(), rows_shape(&logits));
+        let args = LogprobArgs {
+            logits: buffer(logits),
+            state: buffer(rows),
+            out: in_place(&out),
+        };
+        launched(sample::logprobs(&client, &shape, args));
+        out
     }
 }
 

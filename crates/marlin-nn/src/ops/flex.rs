@@ -4,7 +4,7 @@ use super::DecodeBackend;
 use crate::cache::CacheShape;
 use crate::host::{self, Attention};
 use crate::kernels::attention::AttentionShape;
-use crate::kernels::sample::{BITMAPS, sample_host};
+use crate::kernels::sample::{LOGPROB_WORDS, SlotTokens, logprobs_host, sample_host};
 use crate::kernels::{SequenceState, SequenceStatus};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -162,25 +162,46 @@ impl DecodeBackend for Flex {
     fn decode_sample(
         logits: FloatTensor<Self>,
         rows: IntTensor<Self>,
-        bitmaps: IntTensor<Self>,
+        token_table: IntTensor<Self>,
         max_len: usize,
     ) -> (IntTensor<Self>, IntTensor<Self>) {
-        let (vocab, words) = (logits.shape()[1], bitmaps.shape()[1]);
-        let (logits, mut rows, mut bitmaps) = (logits.to_contiguous(), owned(rows), owned(bitmaps));
-        let of_slots: &mut [u32] = cast_slice_mut(bitmaps.storage_mut::<i32>());
+        let (vocab, words) = (logits.shape()[1], token_table.shape()[1]);
+        let (logits, mut rows, mut token_table) =
+            (logits.to_contiguous(), owned(rows), owned(token_table));
+        let table: &mut [u32] = cast_slice_mut(token_table.storage_mut::<i32>());
         let (states, _) = rows
             .storage_mut::<i32>()
             .as_chunks_mut::<{ SequenceState::WORDS }>();
         for (state, logits) in states.iter_mut().zip(to_f32(&logits).chunks(vocab)) {
             let mut row = SequenceState::from_words(*state);
-            let Some(of_slot) = of_slots.chunks_mut(BITMAPS * words).nth(row.slot as usize) else {
+            let Some(mut tokens) = SlotTokens::of_slot(table, words, row.slot as usize) else {
                 continue;
             };
-            let (seen, suppressed) = of_slot.split_at_mut(words);
-            sample_host(logits, &mut row, seen, suppressed, max_len as u32);
+            sample_host(logits, &mut row, &mut tokens, max_len as u32);
             *state = row.to_words();
         }
-        (rows, bitmaps)
+        (rows, token_table)
+    }
+
+    fn decode_logprobs(
+        logits: FloatTensor<Self>,
+        rows: IntTensor<Self>,
+        out: IntTensor<Self>,
+    ) -> IntTensor<Self> {
+        let vocab = logits.shape()[1];
+        let (logits, rows, mut out) = (logits.to_contiguous(), contiguous(rows), owned(out));
+        let (states, _) = rows
+            .storage::<i32>()
+            .as_chunks::<{ SequenceState::WORDS }>();
+        let (records, _) = out.storage_mut::<i32>().as_chunks_mut::<LOGPROB_WORDS>();
+        let logits = to_f32(&logits);
+        for ((state, record), logits) in states.iter().zip(records).zip(logits.chunks(vocab)) {
+            let row = SequenceState::from_words(*state);
+            if let Some(count) = row.logprobs {
+                *record = logprobs_host(logits, row.token, count as usize).map(u32::cast_signed);
+            }
+        }
+        out
     }
 }
 

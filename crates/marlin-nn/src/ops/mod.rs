@@ -127,14 +127,23 @@ pub trait DecodeBackend: Backend {
         tokens: IntTensor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// Chooses the next token of each row. Returns the rows, and the token bitmaps of the slots.
-    #[fusion(meta = |_: &TensorSpec, rows: &TensorSpec, bitmaps: &TensorSpec, _: &usize| (rows.clone(), bitmaps.clone()))]
+    /// Chooses the next token of each row. Returns the rows and the token table.
+    #[fusion(meta = |_: &TensorSpec, rows: &TensorSpec, table: &TensorSpec, _: &usize| (rows.clone(), table.clone()))]
     fn decode_sample(
         logits: FloatTensor<Self>,
         rows: IntTensor<Self>,
-        bitmaps: IntTensor<Self>,
+        token_table: IntTensor<Self>,
         max_len: usize,
     ) -> (IntTensor<Self>, IntTensor<Self>);
+
+    /// Writes the log probabilities of the chosen tokens, and of the most likely tokens, of the
+    /// rows that ask for them. Returns `out`.
+    #[fusion(meta = |_: &TensorSpec, _: &TensorSpec, out: &TensorSpec| out.clone())]
+    fn decode_logprobs(
+        logits: FloatTensor<Self>,
+        rows: IntTensor<Self>,
+        out: IntTensor<Self>,
+    ) -> IntTensor<Self>;
 }
 
 #[allow(clippy::too_many_arguments, reason = "the operands of the operation")]

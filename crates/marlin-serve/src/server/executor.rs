@@ -2,6 +2,7 @@
 
 use super::params::SamplingParams;
 use crate::scheduler::{RequestId, Step};
+pub use marlin_lm::TokenLogprobs;
 
 /// Computes the steps of a model over the pages of a KV cache.
 ///
@@ -123,16 +124,6 @@ pub enum RowOutput {
     },
     /// The row was not computed, for this reason. The request fails.
     Failed(String),
-}
-
-/// The log probability of a token, and those of the most likely ones in its place.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TokenLogprobs {
-    /// The natural logarithm of the token's probability, from the logits of the model before any
-    /// penalty, bias, mask or temperature.
-    pub logprob: f32,
-    /// The most likely tokens with theirs, the most likely first.
-    pub top: Vec<(u32, f32)>,
 }
 
 /// A failure of an executor.

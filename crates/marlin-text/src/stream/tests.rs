@@ -146,6 +146,17 @@ fn words_keep_the_space_before_them() {
 }
 
 #[test]
+fn most_tokens_have_a_plain_text() {
+    let tokenizer = byte_level_with_merges().with_plain_texts().unwrap();
+    let texts = [97, 258, 0xc3, 257, 9000].map(|token| tokenizer.plain_text(token));
+    assert_eq!(texts, [Some("a"), None, None, None, None]);
+    // A run of bytes is decoded together, and a space may be removed.
+    let tokenizer = byte_fallback().with_plain_texts().unwrap();
+    let texts = [97, HELLO, SPACE, LETTER].map(|token| tokenizer.plain_text(token));
+    assert_eq!(texts, [None, Some(" Hello"), None, Some("a")]);
+}
+
+#[test]
 fn special_tokens_are_not_text() {
     let tokenizer = byte_level();
     assert_eq!(
@@ -274,6 +285,19 @@ proptest! {
     fn any_bytes_join_to_what_they_decode_to(tokens in proptest::collection::vec(0u32..256, 0..40)) {
         let tokenizer = byte_level();
         prop_assert_eq!(joined(&pieces(&tokenizer, &[], &tokens)), tokenizer.decode(&tokens).unwrap());
+    }
+
+    /// Tests that a stream gives the same pieces whether or not it knows plain texts.
+    #[test]
+    fn plain_texts_change_nothing(
+        prompt in proptest::collection::vec(0u32..262, 0..4),
+        tokens in proptest::collection::vec(prop_oneof![0u32..262, 30..126u32, 256..262u32], 0..40),
+    ) {
+        for tokenizer in [byte_level(), byte_level_with_merges(), byte_fallback()] {
+            let plain = tokenizer.clone().with_plain_texts().unwrap();
+            let expected = pieces(&tokenizer, &prompt, &tokens);
+            prop_assert_eq!(pieces(&plain, &prompt, &tokens), expected, "{:?}", tokenizer.plain_text(97));
+        }
     }
 
     /// Tests that any tokens, including special and unknown tokens, are decoded without a panic or

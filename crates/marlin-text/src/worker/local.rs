@@ -50,6 +50,7 @@ fn is_shallow(request: &Request) -> bool {
         | Request::Decode { .. }
         | Request::TokenId
         | Request::TokenText { .. }
-        | Request::Vocabulary => true,
+        | Request::Vocabulary
+        | Request::PlainTexts => true,
     }
 }

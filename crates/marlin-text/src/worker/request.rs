@@ -40,6 +40,8 @@ pub(crate) enum Request {
     TokenText { id: u32 },
     /// Returns the ids of all tokens in ascending order, each with its bytes.
     Vocabulary,
+    /// Returns, by token id, the texts of tokens that do not depend on the tokens around them.
+    PlainTexts,
 }
 
 /// The tokens of the configs beside a `tokenizer.json`.

@@ -65,6 +65,7 @@ impl Session {
             Request::TokenId => ok(tokenizer()?.token_id(text()?)),
             Request::TokenText { id } => ok(tokenizer()?.token_text(id)),
             Request::Vocabulary => ok(tokenizer()?.token_bytes()?),
+            Request::PlainTexts => ok(tokenizer()?.plain_texts()),
         }
     }
 }

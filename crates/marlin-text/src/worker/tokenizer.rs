@@ -69,6 +69,24 @@ impl LoadedTokenizer {
         self.0.id_to_token(id)
     }
 
+    /// Returns the [plain text](TokenBytes::plain_text) of each token, by id; nothing if the text
+    /// of every token depends on the tokens around it.
+    pub fn plain_texts(&self) -> Vec<Option<String>> {
+        let Ok(bytes) = TokenBytes::of_decoder(self.0.get_decoder()) else {
+            return Vec::new();
+        };
+        let added = self.0.get_added_tokens_decoder();
+        let vocabulary = self.0.get_vocab(false);
+        let len = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
+        let mut texts = vec![None; len];
+        for (token, id) in vocabulary {
+            if !added.contains_key(&id) {
+                texts[id as usize] = bytes.plain_text(&token);
+            }
+        }
+        texts
+    }
+
     /// Returns the ids of all tokens in ascending order, each with its bytes.
     pub fn token_bytes(&self) -> Result<BTreeMap<u32, Vec<u8>>, String> {
         let bytes = TokenBytes::of_decoder(self.0.get_decoder())?;

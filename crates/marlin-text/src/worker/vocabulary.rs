@@ -12,6 +12,10 @@ pub(super) struct TokenBytes {
     byte_fallback: bool,
     /// Texts that are replaced, in order.
     replaced: Vec<(String, String)>,
+    /// The texts that are removed from the start of a text.
+    stripped: Vec<String>,
+    /// True if the end of a text may be removed.
+    strips_end: bool,
 }
 
 impl TokenBytes {
@@ -30,12 +34,18 @@ impl TokenBytes {
     fn read(&mut self, decoder: &Value) -> Result<(), String> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
         match decoder["type"].as_str() {
-            None | Some("Fuse" | "Strip") => {}
+            None | Some("Fuse") => {}
+            Some("Strip") => {
+                self.stripped.push(text(&decoder["content"]));
+                self.strips_end |= decoder["stop"] != 0;
+            }
             Some("ByteLevel") => self.byte_level = true,
             Some("ByteFallback") => self.byte_fallback = true,
-            Some("Metaspace") => self
-                .replaced
-                .push((text(&decoder["replacement"]), " ".into())),
+            Some("Metaspace") => {
+                self.replaced
+                    .push((text(&decoder["replacement"]), " ".into()));
+                self.stripped.push(" ".into());
+            }
             Some("Replace") if decoder["pattern"]["String"].is_string() => self.replaced.push((
                 text(&decoder["pattern"]["String"]),
                 text(&decoder["content"]),
@@ -52,6 +62,28 @@ impl TokenBytes {
             }
         }
         Ok(())
+    }
+
+    /// Returns the text that a token that is not an added token has after any text of whole
+    /// characters; `None` if its text depends on the tokens around it, or may be removed at the
+    /// start of a text.
+    pub fn plain_text(&self, token: &str) -> Option<String> {
+        let is_one_character = |(from, _): &(String, String)| from.chars().count() == 1;
+        // A run of fallback bytes is decoded as a whole.
+        if self.strips_end
+            || !self.replaced.iter().all(is_one_character)
+            || (self.byte_level && !self.replaced.is_empty())
+            || (self.byte_fallback && fallback_byte(token).is_some())
+        {
+            return None;
+        }
+        let text = String::from_utf8(self.of(token)).ok()?;
+        let is_removed = self
+            .stripped
+            .iter()
+            .any(|part| part.is_empty() || text.replace(part.as_str(), "").is_empty());
+        let is_plain = !text.is_empty() && !is_removed && !text.contains('\u{fffd}');
+        is_plain.then_some(text)
     }
 
     /// Returns the bytes of a token that is not an added token.

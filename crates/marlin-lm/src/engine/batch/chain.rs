@@ -4,6 +4,8 @@
 #[derive(Debug)]
 pub(super) struct Chain {
     rows: Vec<Row>,
+    /// True if the step computes log probabilities.
+    pub logprobs: bool,
 }
 
 /// A row on the device.
@@ -31,10 +33,10 @@ pub(super) struct Next {
 
 impl Chain {
     /// Returns the rows of a step of these slots, in their order.
-    pub(super) fn new(slots: &[usize]) -> Self {
+    pub(super) fn new(slots: &[usize], logprobs: bool) -> Self {
         let mut rows: Vec<Row> = slots.iter().map(|&slot| Row::Slot(slot)).collect();
         rows.resize(slots.len().next_power_of_two(), Row::Idle);
-        Self { rows }
+        Self { rows, logprobs }
     }
 
     /// Forgets the sequence of a slot.
@@ -101,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_row_stays_where_it_is_and_new_ones_take_free_rows() {
-        let mut chain = Chain::new(&[5, 3, 8]);
+        let mut chain = Chain::new(&[5, 3, 8], false);
         // All continue.
         let all = [(3, false), (5, true), (8, false)];
         let next = chain.next(&all).unwrap();
@@ -126,7 +128,7 @@ mod tests {
 
     #[test]
     fn unknown_tokens_and_other_sizes_are_not_continued() {
-        let mut chain = Chain::new(&[0, 1, 2]);
+        let mut chain = Chain::new(&[0, 1, 2], false);
         assert_eq!(chain.next(&[(0, false), (1, false), (4, false)]), None);
         assert_eq!(chain.next(&[(0, false), (1, false)]), None);
         chain.remove(2);

@@ -25,10 +25,11 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// Creates a sequence of a prompt and the tokens that were chosen after it.
+    /// Creates a sequence of a prompt and the tokens that were chosen after it. `row` has the
+    /// sampling options.
     pub(super) fn new(
         id: u64,
-        slot: usize,
+        row: SequenceState,
         [prompt, chosen]: [&[u32]; 2],
         params: &RequestParams,
     ) -> Self {
@@ -40,7 +41,7 @@ impl Sequence {
             id,
             row: SequenceState {
                 suppresses: suppressed.is_some(),
-                ..params.sampling.row(0, 0, slot as u32, params.seed)
+                ..row
             },
             suppressed,
             is_masked: false,
@@ -57,6 +58,11 @@ impl Sequence {
             status: SequenceStatus::At(position as u32),
             ..self.row
         }
+    }
+
+    /// Returns true if the sequence asks for log probabilities.
+    pub(super) fn wants_logprobs(&self) -> bool {
+        self.row.logprobs.is_some()
     }
 
     /// Returns true if the tokens that the next row may choose depend on the tokens before.

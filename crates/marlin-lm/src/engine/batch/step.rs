@@ -1,5 +1,7 @@
 //! Steps: what a caller asks for, and what is in flight.
 
+use marlin_nn::TokenLogprobs;
+
 use super::super::executor::ModelStep;
 use crate::sampling::SamplingError;
 
@@ -47,8 +49,13 @@ pub struct AllowedTokens {
 pub enum BatchOutput {
     /// The keys and values of a part that does not end its prompt were computed.
     Computed,
-    /// The token that was chosen.
-    Token(u32),
+    /// A token was chosen.
+    Token {
+        /// The token ID.
+        token: u32,
+        /// The log probabilities, if the sequence asks for them.
+        logprobs: Option<TokenLogprobs>,
+    },
     /// No token could be chosen.
     Failed(SamplingError),
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{Graph, Int, Tensor};
-use marlin_nn::{self as decode, RowsRead, SequenceState};
+use marlin_nn::{self as decode, LogprobsRead, RowsRead, SequenceState};
 
 use crate::model::PassBatch;
 use crate::{KvCache, Model};
@@ -12,21 +12,39 @@ use crate::{KvCache, Model};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Pass {
     /// A decode step.
-    Step { rows: usize },
+    Step {
+        rows: usize,
+        /// True if log probabilities of the chosen tokens are computed.
+        logprobs: bool,
+    },
     /// Tokens of prompts, some of which end in the pass.
-    Prompts { rows: usize, last_rows: usize },
+    Prompts {
+        rows: usize,
+        last_rows: usize,
+        /// True if log probabilities of the chosen tokens are computed.
+        logprobs: bool,
+    },
 }
 
 impl Pass {
     /// Creates the batch of the pass, with idle rows.
     pub(super) fn batch(self, model: &Model, slots: usize) -> PassBatch {
-        match self {
-            Self::Step { rows } => {
-                PassBatch::step(rows, model.config().num_attention_heads, &model.device())
+        let (heads, device) = (model.config().num_attention_heads, model.device());
+        let (batch, logprobs) = match self {
+            Self::Step { rows, logprobs } => (PassBatch::step(rows, heads, &device), logprobs),
+            Self::Prompts {
+                rows,
+                last_rows,
+                logprobs,
+            } => {
+                let batch = PassBatch::prompts(rows, last_rows, slots, &device);
+                (batch, logprobs)
             }
-            Self::Prompts { rows, last_rows } => {
-                PassBatch::prompts(rows, last_rows, slots, &model.device())
-            }
+        };
+        if logprobs {
+            batch.with_logprobs()
+        } else {
+            batch
         }
     }
 }
@@ -34,9 +52,8 @@ impl Pass {
 /// The tensors that all steps read and write.
 pub(super) struct State {
     pub(super) cache: KvCache,
-    /// [[`BITMAPS`](decode::BITMAPS) * slots, vocab / 32, rounded up]: for each slot, the bitmap of its sequence's
-    /// tokens and the bitmap of its suppressed tokens.
-    pub(super) bitmaps: Tensor<2, Int>,
+    /// The [`TokenTable`](decode::TokenTable) of the slots.
+    pub(super) token_table: Tensor<2, Int>,
 }
 
 /// A recorded pass.
@@ -49,9 +66,10 @@ pub(super) struct PassGraph {
 
 impl PassGraph {
     /// Starts a step on the rows on the device.
-    pub(super) fn step(&mut self) -> RowsRead {
+    pub(super) fn step(&mut self, pass: Pass) -> ModelStep {
         self.replay();
-        decode::start_reading(&lock(&self.batch).rows)
+        let batch = lock(&self.batch);
+        ModelStep::new(pass, &batch, &batch.rows)
     }
 
     /// Starts the pass on the rows on the device.
@@ -62,6 +80,24 @@ impl PassGraph {
         // has state and batch, and a replay takes `&mut`. The functions of the executor are called
         // on the stream on which the graph was recorded.
         unsafe { self.graph.replay() };
+    }
+}
+
+/// A pass that was given to the device, which chooses the next tokens of its rows.
+pub(in super::super) struct ModelStep {
+    pub(super) pass: Pass,
+    pub(super) rows: RowsRead,
+    pub(super) logprobs: Option<LogprobsRead>,
+}
+
+impl ModelStep {
+    /// Starts copying the results of a pass to the host. `rows` are the rows that choose tokens.
+    pub(super) fn new(pass: Pass, batch: &PassBatch, rows: &Tensor<2, Int>) -> Self {
+        Self {
+            pass,
+            rows: decode::start_reading(rows),
+            logprobs: batch.logprobs.as_ref().map(decode::start_reading_logprobs),
+        }
     }
 }
 

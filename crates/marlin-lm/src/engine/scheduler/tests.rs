@@ -6,7 +6,6 @@ use self::simulated::Work::{First, Next, Prefill, Start};
 use self::simulated::{Simulated, Work, expected, mixing, next_but, scheduler};
 use super::*;
 use crate::engine::StopReason;
-use crate::sampling::Sampling;
 use crate::suppression::Suppression;
 use crate::tests::support::{random_tokens, rng};
 
@@ -22,11 +21,8 @@ const LONG_CHUNK: usize = 800;
 
 fn options(max_new_tokens: usize) -> RequestParams {
     RequestParams {
-        sampling: Sampling::GREEDY,
-        suppression: Suppression::NONE,
-        seed: 0,
-        stop_tokens: Vec::new(),
         max_new_tokens,
+        ..RequestParams::default()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the `BatchEngine` against sequences that an `Engine` decodes alone.
 
+use marlin_nn::TokenLogprobs;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
@@ -17,6 +18,7 @@ struct Request {
     /// The tokens that the sequence has in the end.
     expected: Vec<u32>,
     params: RequestParams,
+    logprobs: Option<usize>,
     /// The number of positions whose keys and values steps have computed, or compute.
     scheduled: usize,
     slot: Option<usize>,
@@ -39,6 +41,7 @@ struct Flight {
 /// sequences, with steps started ahead, and sequences that are removed and computed anew on other
 /// pages.
 struct Driver<'a> {
+    model: Arc<Model>,
     engine: BatchEngine,
     requests: Vec<Request>,
     free_pages: Vec<u32>,
@@ -73,9 +76,14 @@ impl Driver<'_> {
             }
             match output {
                 BatchOutput::Computed => {}
-                BatchOutput::Token(token) => {
+                BatchOutput::Token { token, logprobs } => {
                     let at = request.tokens.len();
                     assert_eq!(token, request.expected[at], "token {at} of a sequence");
+                    let count = logprobs.as_ref().map(|logprobs| logprobs.top.len());
+                    assert_eq!(count, request.logprobs);
+                    if let Some(logprobs) = logprobs {
+                        expect_logprobs(&self.model, &request.tokens, token, &logprobs);
+                    }
                     request.tokens.push(token);
                 }
                 BatchOutput::Failed(error) => panic!("{error}"),
@@ -116,8 +124,9 @@ impl Driver<'_> {
                     return;
                 };
                 let (tokens, params) = (&request.tokens, &request.params);
-                let prompt = request.prompt_len;
-                self.engine.add(slot, tokens, prompt, params).unwrap();
+                let (prompt, logprobs) = (request.prompt_len, request.logprobs);
+                let added = self.engine.add(slot, tokens, prompt, params, logprobs);
+                added.unwrap();
                 request.slot = Some(slot);
             }
         }
@@ -184,6 +193,28 @@ impl Driver<'_> {
     }
 }
 
+/// Compares log probabilities with those of the logits after `tokens`, computed anew.
+fn expect_logprobs(model: &Model, tokens: &[u32], token: u32, found: &TokenLogprobs) {
+    let logits = last_logits(model, tokens);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    let expect = |token: u32, found: f32| {
+        let expected = f64::from(logits[token as usize]) - sum.ln();
+        let error = (f64::from(found) - expected).abs();
+        assert!(error < 1e-4, "token {token}: {found} instead of {expected}");
+    };
+    expect(token, found.logprob);
+    for &(token, logprob) in &found.top {
+        expect(token, logprob);
+    }
+    let is_sorted = found.top.is_sorted_by(|(_, a), (_, b)| a >= b);
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let is_first = |&(token, _): &(u32, f32)| largest - logits[token as usize] < 1e-4;
+    assert!(
+        is_sorted && found.top.first().is_none_or(is_first),
+        "{found:?}"
+    );
+}
+
 #[test]
 fn random_steps_over_pages_give_the_tokens_of_a_sequence_alone() {
     let mut rng = rng();
@@ -199,7 +230,13 @@ fn random_steps_over_pages_give_the_tokens_of_a_sequence_alone() {
                     sampling: Sampling {
                         temperature: [0.0, 0.9][index % 2],
                         repetition_penalty: [1.0, 1.3, 1.0][index % 3],
+                        presence_penalty: [0.0, 0.0, 0.4, 1.0][index % 4],
+                        frequency_penalty: [0.0, -0.3, 0.0, 0.0, 0.7][index % 5],
                         ..Sampling::GREEDY
+                    },
+                    logit_bias: match index % 7 {
+                        0 => BTreeMap::from([(4, 1.5), (6, -100.0)]),
+                        _ => BTreeMap::new(),
                     },
                     suppression: Suppression {
                         bad_words_ids: match index % 5 {
@@ -220,6 +257,7 @@ fn random_steps_over_pages_give_the_tokens_of_a_sequence_alone() {
                     expected: [prompt.clone(), new].concat(),
                     tokens: prompt,
                     params,
+                    logprobs: [None, None, Some(0), None, Some(5)][index % 5],
                     scheduled: 0,
                     slot: None,
                     pages: Vec::new(),
@@ -229,6 +267,7 @@ fn random_steps_over_pages_give_the_tokens_of_a_sequence_alone() {
         let count = SLOTS * 90usize.div_ceil(PAGE);
         let pages = Pages { count, size: PAGE };
         Driver {
+            model: model.clone(),
             engine: BatchEngine::new(model.clone(), SLOTS, pages).unwrap(),
             requests,
             free_pages: (0..count as u32).collect(),
@@ -237,6 +276,11 @@ fn random_steps_over_pages_give_the_tokens_of_a_sequence_alone() {
         }
         .run();
     }
+}
+
+fn chosen(token: u32) -> BatchOutput {
+    let logprobs = None;
+    BatchOutput::Token { token, logprobs }
 }
 
 #[test]
@@ -256,8 +300,8 @@ fn rows_choose_among_allowed_tokens() {
             ..GREEDY
         },
     );
-    engine.add(0, &prompt, 5, &GREEDY).unwrap();
-    engine.add(1, &prompt, 5, &GREEDY).unwrap();
+    engine.add(0, &prompt, 5, &GREEDY, None).unwrap();
+    engine.add(1, &prompt, 5, &GREEDY, None).unwrap();
     let part = |slot: usize| PromptPart {
         slot,
         start: 0,
@@ -266,7 +310,7 @@ fn rows_choose_among_allowed_tokens() {
         ends: true,
     };
     let step = engine.start(&[part(0), part(1)], &[], Vec::new()).unwrap();
-    let first = BatchOutput::Token(free[0]);
+    let first = chosen(free[0]);
     assert_eq!(engine.finish(step).unwrap(), [first.clone(), first]);
     let mut last = [free[0]; 2];
     for position in 5..12 {
@@ -290,9 +334,11 @@ fn rows_choose_among_allowed_tokens() {
             .start(&[], &tokens, allowed.into_iter().collect())
             .unwrap();
         let outputs = engine.finish(step).unwrap();
-        let [BatchOutput::Token(of_free), BatchOutput::Token(of_masked)] = outputs[..] else {
-            panic!("{outputs:?}")
+        let token = |output: &BatchOutput| match output {
+            BatchOutput::Token { token, .. } => *token,
+            other => panic!("{other:?}"),
         };
+        let [of_free, of_masked] = [0, 1].map(|row| token(&outputs[row]));
         assert_eq!(of_free, free[position - 4], "position {position}");
         if is_masked {
             assert!(two.contains(&of_masked), "{of_masked} at {position}");

@@ -32,6 +32,8 @@ fn sequences_that_join_and_leave_decode_as_if_alone() {
         top_p: 0.95,
         min_p: 0.01,
         repetition_penalty: 1.1,
+        presence_penalty: 0.1,
+        frequency_penalty: 0.2,
     };
     let mut running: Vec<Option<Running>> = vec![None; slots];
     let mut finished = 0;
@@ -64,6 +66,7 @@ fn sequences_that_join_and_leave_decode_as_if_alone() {
                 seed,
                 stop_tokens,
                 max_new_tokens,
+                ..GREEDY
             };
             let slot = engine.add_request(&prompt, &options).unwrap();
             assert!(

@@ -230,7 +230,7 @@ pub(super) fn last_kept<F: Float, N: Size>(
     filter: &Filter,
     kept: &SamplingLimits,
     logits: &[Vector<F, N>],
-    bitmaps: &[u32],
+    token_table: &[u32],
     records: &[u32],
     shortlist: &mut Shortlist,
     sums: &mut SharedValues,
@@ -257,7 +257,7 @@ pub(super) fn last_kept<F: Float, N: Size>(
             span,
             last,
             logits,
-            bitmaps,
+            token_table,
             &*shortlist,
             &mut bins,
             sums,
@@ -271,7 +271,9 @@ pub(super) fn last_kept<F: Float, N: Size>(
         let mut i = UNIT_POS_X;
         while i < shortlist.fours() {
             let token = shortlist.token(i);
-            let four = filter.logits.four::<F, N>(logits, bitmaps, token, lanes);
+            let four = filter
+                .logits
+                .four::<F, N>(logits, token_table, token, lanes);
             #[unroll]
             for j in 0..4usize {
                 let mut kept = true;
@@ -294,7 +296,7 @@ pub(super) fn last_kept<F: Float, N: Size>(
             span,
             last,
             logits,
-            bitmaps,
+            token_table,
             &*shortlist,
             &mut bins,
             sums,
@@ -315,7 +317,7 @@ fn reach<F: Float, N: Size>(
     span: u32,
     end: u64,
     logits: &[Vector<F, N>],
-    bitmaps: &[u32],
+    token_table: &[u32],
     shortlist: &Shortlist,
     bins: &mut Bins,
     sums: &mut SharedValues,
@@ -340,7 +342,9 @@ fn reach<F: Float, N: Size>(
         let mut i = UNIT_POS_X;
         while i < shortlist.fours() {
             let token = shortlist.token(i);
-            let four = filter.logits.four::<F, N>(logits, bitmaps, token, lanes);
+            let four = filter
+                .logits
+                .four::<F, N>(logits, token_table, token, lanes);
             #[unroll]
             for j in 0..4usize {
                 let place = filter.place(four.extract(j), token + comptime!(j as u32));

@@ -2,7 +2,8 @@ use super::filter::{Filter, SamplingLimits, Shortlist, last_kept};
 use super::floats::{Floats, SharedValues};
 use super::logits::Logits;
 use super::noise::{gumbel, key, philox};
-use super::{BITMAPS, BLOCK, BROKEN, CHUNK, CHUNK_BLOCKS, MIN_MIN_P, MIN_TEMPERATURE, RECORD};
+use super::token_table::TokenTable;
+use super::{BLOCK, BROKEN, CHUNK, CHUNK_BLOCKS, MIN_MIN_P, MIN_TEMPERATURE, RECORD};
 use crate::kernels::{SequenceState, SequenceStatus};
 use cubecl::prelude::*;
 use marlin_kernels::pdl::launch_dependents_and_wait;
@@ -14,7 +15,7 @@ pub(super) struct SampleSizes {
     pub vocab: u32,
     /// The number of chunks of a row.
     pub chunks: u32,
-    /// The number of words of a bitmap: vocab / 32, rounded up.
+    /// The number of words of a row of the token table: vocab / 32, rounded up.
     pub words: u32,
     /// The number of positions of the context window.
     pub max_len: u32,
@@ -31,6 +32,8 @@ struct Options {
     logits: Logits,
     /// True if the most likely token is chosen.
     greedy: bool,
+    presence_penalty: f32,
+    frequency_penalty: f32,
     /// True if top-k, top-p or min-p may exclude tokens.
     filtered: bool,
 }
@@ -42,9 +45,8 @@ fn options(state: &[i32], row: u32, sizes: &SampleSizes, #[comptime] is_shader: 
     let temperature = f32::reinterpret(state[words + comptime!(SequenceState::TEMPERATURE)]);
     let top_p = f32::reinterpret(state[words + comptime!(SequenceState::TOP_P)]);
     let min_p = f32::reinterpret(state[words + comptime!(SequenceState::MIN_P)]);
-    let bitmap = u32::reinterpret(state[words + comptime!(SequenceState::SLOT)])
-        * comptime!(BITMAPS as u32)
-        * sizes.words;
+    let table = u32::reinterpret(state[words + comptime!(SequenceState::SLOT)])
+        * comptime!(TokenTable::ROWS as u32);
     let greedy = temperature < MIN_TEMPERATURE || top_k == 1;
     Options {
         position: state[words + comptime!(SequenceState::POSITION)],
@@ -58,9 +60,12 @@ fn options(state: &[i32], row: u32, sizes: &SampleSizes, #[comptime] is_shader: 
         logits: Logits {
             first: row * sizes.vocab,
             vocab: sizes.vocab,
-            token_bitmap: bitmap,
-            suppressed: bitmap + sizes.words,
+            occurred: (table + comptime!(TokenTable::OCCURRED as u32)) * sizes.words,
+            suppressed: (table + comptime!(TokenTable::SUPPRESSED as u32)) * sizes.words,
             suppresses: state[words + comptime!(SequenceState::SUPPRESSES)] != 0,
+            generated: (table + comptime!(TokenTable::GENERATED as u32)) * sizes.words,
+            biases: (table + comptime!(TokenTable::BIASES as u32)) * sizes.words,
+            is_biased: state[words + comptime!(SequenceState::IS_BIASED)] != 0,
             penalty: f32::reinterpret(state[words + comptime!(SequenceState::REPETITION_PENALTY)]),
             // The shift gives 0, because a vocabulary has far fewer than 2^31 tokens.
             floats: Floats {
@@ -69,6 +74,12 @@ fn options(state: &[i32], row: u32, sizes: &SampleSizes, #[comptime] is_shader: 
             },
         },
         greedy,
+        presence_penalty: f32::reinterpret(
+            state[words + comptime!(SequenceState::PRESENCE_PENALTY)],
+        ),
+        frequency_penalty: f32::reinterpret(
+            state[words + comptime!(SequenceState::FREQUENCY_PENALTY)],
+        ),
         filtered: !greedy
             && ((top_k > 0 && top_k < sizes.vocab) || top_p < 1.0f32 || min_p >= MIN_MIN_P),
     }
@@ -83,7 +94,7 @@ fn options(state: &[i32], row: u32, sizes: &SampleSizes, #[comptime] is_shader: 
 pub(super) fn score<F: Float, N: Size>(
     logits: &[Vector<F, N>],
     state: &[i32],
-    bitmaps: &[u32],
+    token_table: &[u32],
     records: &mut [u32],
     sizes: SampleSizes,
     #[comptime] lanes: usize,
@@ -110,7 +121,9 @@ pub(super) fn score<F: Float, N: Size>(
     for turn in 0..comptime!(fours / units) {
         let i = turn * units + UNIT_POS_X as usize;
         let token = chunk * comptime!(CHUNK as u32) + i as u32 * 4;
-        let four = options.logits.four::<F, N>(logits, bitmaps, token, lanes);
+        let four = options
+            .logits
+            .four::<F, N>(logits, token_table, token, lanes);
         if random {
             philox(&mut words, token / 4, options.position as u32, options.seed);
         }
@@ -157,7 +170,7 @@ pub(super) fn score<F: Float, N: Size>(
 pub(super) fn choose<F: Float, N: Size>(
     logits: &[Vector<F, N>],
     state: &mut [i32],
-    bitmaps: &mut [u32],
+    token_table: &mut [u32],
     records: &[u32],
     sizes: SampleSizes,
     #[comptime] lanes: usize,
@@ -173,7 +186,8 @@ pub(super) fn choose<F: Float, N: Size>(
     if options.position < 0 {
         terminate!();
     }
-    let token_bitmap = options.logits.token_bitmap;
+    let (occurred, is_biased) = (options.logits.occurred, options.logits.is_biased);
+    let (generated, biases) = (options.logits.generated, options.logits.biases);
     let mut sums = SharedValues::new(comptime!(2 * units), is_shader);
     // On the CPU, cubes share this memory, as in `score`.
     sync_cube();
@@ -203,7 +217,7 @@ pub(super) fn choose<F: Float, N: Size>(
             &filter,
             &options.kept,
             logits,
-            &*bitmaps,
+            &*token_table,
             records,
             &mut shortlist,
             &mut sums,
@@ -216,7 +230,9 @@ pub(super) fn choose<F: Float, N: Size>(
         let mut i = UNIT_POS_X;
         while i < shortlist.fours() {
             let token = shortlist.token(i);
-            let four = filter.logits.four::<F, N>(logits, &*bitmaps, token, lanes);
+            let four = filter
+                .logits
+                .four::<F, N>(logits, &*token_table, token, lanes);
             philox(&mut words, token / 4, options.position as u32, options.seed);
             #[unroll]
             for j in 0..4usize {
@@ -240,8 +256,18 @@ pub(super) fn choose<F: Float, N: Size>(
         if key != 0 && key != BROKEN {
             let token = !u32::cast_from(best);
             state[words + comptime!(SequenceState::TOKEN)] = i32::cast_from(token);
-            let word = (token_bitmap + token / 32) as usize;
-            bitmaps[word] |= 1u32 << (token % 32);
+            let bit = 1u32 << (token % 32);
+            token_table[(occurred + token / 32) as usize] |= bit;
+            if is_biased {
+                let bias = (biases + token) as usize;
+                let word = (generated + token / 32) as usize;
+                let mut penalised = f32::reinterpret(token_table[bias]) - options.frequency_penalty;
+                if token_table[word] & bit == 0 {
+                    penalised -= options.presence_penalty;
+                }
+                token_table[word] |= bit;
+                token_table[bias] = u32::reinterpret(penalised);
+            }
             position = options.position + 1;
             if position as u32 >= sizes.max_len {
                 position = comptime!(SequenceStatus::WINDOW_FULL).runtime();
@@ -254,13 +280,13 @@ pub(super) fn choose<F: Float, N: Size>(
 /// Returns a key and a token as one integer. A larger key gives a larger integer, and so does the
 /// lower token of equal keys.
 #[cube]
-fn ranked(key: u32, token: u32) -> u64 {
+pub(super) fn ranked(key: u32, token: u32) -> u64 {
     (u64::cast_from(key) << 32) | u64::cast_from(!token)
 }
 
 /// Returns the largest value of a cube's units.
 #[cube]
-fn largest(value: u64, shared: &mut SharedValues, #[comptime] units: usize) -> u64 {
+pub(super) fn largest(value: u64, shared: &mut SharedValues, #[comptime] units: usize) -> u64 {
     let unit = UNIT_POS_X as usize;
     shared.set(unit, value);
     sync_cube();

@@ -1,6 +1,7 @@
 use super::filter::shared_bytes;
 use super::kernel::{self, SampleSizesLaunch};
-use super::{BITMAPS, BLOCK, CHUNK, CHUNK_BLOCKS, MAX_BLOCKS, RECORD, TOKEN_BITS};
+use super::token_table::TokenTable;
+use super::{CHUNK, CHUNK_BLOCKS, MAX_BLOCKS, RECORD, TOKEN_BITS};
 use crate::kernels::shape::shared_memory;
 use crate::kernels::{SequenceState, lacks};
 use cubecl::client::Client;
@@ -34,9 +35,10 @@ pub struct SampleShape {
 }
 
 impl SampleShape {
-    /// Returns the number of words of a token bitmap.
-    pub fn bitmap_words(&self) -> usize {
-        self.vocab.div_ceil(BLOCK)
+    /// Returns the number of words of the token table.
+    pub fn table_words(&self) -> usize {
+        let words = TokenTable::words(self.vocab);
+        self.slots.saturating_mul(TokenTable::ROWS * words)
     }
 
     fn chunks(&self) -> usize {
@@ -67,11 +69,8 @@ pub struct SampleArgs {
     /// i32 [rows, [`SequenceState::WORDS`]]: read, and token and position written. Slots are below
     /// the shape's, and no two rows share one.
     pub state: BufferArg,
-    /// The token bitmaps, u32 or i32 [slots, [`BITMAPS`], vocab / 32 rounded up]. Bit `token % 32`
-    /// of word `token / 32` is set in a slot's first bitmap if the token occurred in its sequence,
-    /// and in its second bitmap if the token is suppressed. The launch sets the chosen token's bit
-    /// in the first bitmap.
-    pub bitmaps: BufferArg,
+    /// The [`TokenTable`], u32 or i32. The launch updates the data of the chosen tokens.
+    pub token_table: BufferArg,
     /// A workspace of at least [`workspace_words`] words, u32 or i32. Its contents are undefined
     /// before and after the launch.
     pub workspace: BufferArg,
@@ -106,7 +105,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         return Ok(());
     }
     tracing::trace!(%shape, "sample");
-    let [words, chunks] = [shape.bitmap_words(), shape.chunks()].map(|length| length as u32);
+    let [words, chunks] = [TokenTable::words(vocab), shape.chunks()].map(|length| length as u32);
     let sizes = || {
         SampleSizesLaunch::new(
             vocab as u32,
@@ -123,7 +122,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
     let is_shader = !matches!(target.runtime, Runtime::Cuda | Runtime::Cpu);
     let [logits, logits_again] = twice("logits", shape, args.logits)?;
     let [state, state_again] = twice("state", shape, args.state)?;
-    let [bitmaps, bitmaps_again] = twice("bitmaps of tokens", shape, args.bitmaps)?;
+    let [table, table_again] = twice("token table", shape, args.token_table)?;
     let [records, records_again] = twice("workspace", shape, args.workspace)?;
     let uses_pdl = pdl::is_supported(&target);
     kernel::score::launch(
@@ -133,7 +132,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         lanes,
         logits,
         state,
-        bitmaps,
+        table,
         records,
         sizes(),
         lanes,
@@ -150,7 +149,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         lanes,
         logits_again,
         state_again,
-        bitmaps_again,
+        table_again,
         records_again,
         sizes(),
         lanes,
@@ -165,7 +164,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
 }
 
 /// Returns the number of units of a cube: a power of two, as the reductions require.
-fn units(client: &Client, most: u32) -> u32 {
+pub(super) fn units(client: &Client, most: u32) -> u32 {
     1 << most
         .min(client.properties().hardware.max_units_per_cube)
         .ilog2()
@@ -225,15 +224,9 @@ fn twice(
 /// Checks all assumptions of the kernels, except those about the contents of the state's rows.
 fn check(client: &Client, shape: &SampleShape, args: &SampleArgs) -> Result<(), KernelError> {
     let SampleShape {
-        rows,
-        vocab,
-        slots,
-        dtype,
-        ..
+        rows, vocab, dtype, ..
     } = *shape;
-    let elements = rows
-        .saturating_mul(vocab)
-        .max(slots.saturating_mul(BITMAPS * shape.bitmap_words()));
+    let elements = rows.saturating_mul(vocab).max(shape.table_words());
     expect_at_most(shape, elements, MAX_ELEMENTS)?;
     dtype.expect_on(client)?;
     expect_length(shape, "logits", rows * vocab, args.logits.len())?;
@@ -245,9 +238,9 @@ fn check(client: &Client, shape: &SampleShape, args: &SampleArgs) -> Result<(), 
     )?;
     expect_length(
         shape,
-        "bitmaps of tokens",
-        slots * BITMAPS * shape.bitmap_words(),
-        args.bitmaps.len(),
+        "token table",
+        shape.table_words(),
+        args.token_table.len(),
     )?;
     expect_at_least(
         shape,

@@ -1,5 +1,5 @@
 //! A row's logits as the kernels read them: four tokens at a time, after the repetition penalty,
-//! and minus infinity for suppressed tokens.
+//! plus the biases, and minus infinity for suppressed tokens.
 
 use super::floats::Floats;
 use cubecl::prelude::*;
@@ -7,7 +7,8 @@ use cubecl::prelude::*;
 /// The logits of four tokens.
 pub(super) type Four = Vector<f32, Const<4>>;
 
-/// The location of a row's logits and of its slot's bitmaps, and the row's repetition penalty.
+/// The location of a row's logits and of its slot's data in the token table, and the row's
+/// repetition penalty.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Logits {
     /// The index of the row's first logit.
@@ -15,11 +16,17 @@ pub(super) struct Logits {
     /// The number of logits of the row.
     pub vocab: u32,
     /// The index of the first word of the bitmap of the tokens that occurred.
-    pub token_bitmap: u32,
+    pub occurred: u32,
     /// The index of the first word of the bitmap of the suppressed tokens.
     pub suppressed: u32,
     /// False if no token is suppressed, whatever the bitmap of suppressed tokens contains.
     pub suppresses: bool,
+    /// The index of the first word of the bitmap of the generated tokens.
+    pub generated: u32,
+    /// The index of the bias of token 0.
+    pub biases: u32,
+    /// False if no bias is added, whatever the biases are.
+    pub is_biased: bool,
     /// The repetition penalty.
     pub penalty: f32,
     pub floats: Floats,
@@ -32,14 +39,14 @@ impl Logits {
     pub fn four<F: Float, N: Size>(
         &self,
         logits: &[Vector<F, N>],
-        bitmaps: &[u32],
+        token_table: &[u32],
         token: u32,
         #[comptime] lanes: usize,
     ) -> Four {
         let never = f32::reinterpret(0xff80_0000u32.runtime());
         let mut four = Four::new(never);
         if token < self.vocab {
-            let word = bitmaps[(self.token_bitmap + token / 32) as usize] >> (token % 32);
+            let word = token_table[(self.occurred + token / 32) as usize] >> (token % 32);
             if comptime!(lanes == 4) {
                 let vector = logits[((self.first + token) / 4) as usize];
                 #[unroll]
@@ -65,8 +72,16 @@ impl Logits {
                     }
                 }
             }
+            if self.is_biased {
+                // The biases of tokens past the vocabulary are 0.
+                #[unroll]
+                for i in 0..4usize {
+                    let bias = token_table[(self.biases + token + comptime!(i as u32)) as usize];
+                    four.insert(i, four.extract(i) + f32::reinterpret(bias));
+                }
+            }
             if self.suppresses {
-                let word = bitmaps[(self.suppressed + token / 32) as usize] >> (token % 32);
+                let word = token_table[(self.suppressed + token / 32) as usize] >> (token % 32);
                 #[unroll]
                 for i in 0..4usize {
                     if (word >> comptime!(i as u32)) & 1 == 1 {

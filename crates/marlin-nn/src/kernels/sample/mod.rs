@@ -1,8 +1,9 @@
 //! Sampling: the next token of every row is chosen on the device from the logits of the lm_head,
 //! and written to the row's state in place.
 //!
-//! The steps are, in the order of Hugging Face's `generate`: repetition penalty, suppressed tokens,
-//! temperature, top-k, top-p, min-p, and a random choice among the remaining tokens. Of equal
+//! The steps are, in the order of Hugging Face's `generate`: repetition penalty, biases (logit bias,
+//! presence and frequency penalties), suppressed tokens, temperature, top-k, top-p, min-p, and a
+//! random choice among the remaining tokens. Of equal
 //! logits, the lower token counts as the more likely one. The logits of suppressed tokens are minus
 //! infinity.
 //!
@@ -18,6 +19,7 @@
 //! |---|---|---|
 //! | `score` | a chunk of 1024 tokens of a row | the record of the chunk |
 //! | `choose` | a row | the next token and the new state of the row |
+//! | `row_logprobs` | a row, if it asks for them | log probabilities of the chosen token and of the most likely tokens |
 //!
 //! A row fails ([`SequenceStatus::Failed`](super::SequenceStatus::Failed)) where the logit of a
 //! token that is not suppressed is NaN or plus infinity, and where all are minus infinity; the
@@ -37,17 +39,26 @@ mod launch;
 #[cfg(feature = "cubecl-runtime")]
 mod logits;
 #[cfg(feature = "cubecl-runtime")]
+mod logprobs;
+#[cfg(feature = "cubecl-runtime")]
 mod noise;
 mod reference;
+mod token_table;
 
 #[cfg(feature = "cubecl-runtime")]
 pub use launch::{SampleArgs, SampleShape, check_device, sample, workspace_words};
-pub use reference::{bitmap, sample_host};
+#[cfg(feature = "cubecl-runtime")]
+pub use logprobs::{LogprobArgs, logprobs};
+pub use reference::{logprobs_host, sample_host};
+pub use token_table::{SlotTokens, TokenTable, bitmap};
 
-/// The number of token bitmaps of a slot: that of the tokens that occurred in its sequence, then
-/// that of the suppressed tokens.
-pub const BITMAPS: usize = 2;
-/// The number of tokens of a block: those of one word of a token bitmap.
+/// The largest number of most likely tokens whose log probabilities are computed, which is that of
+/// OpenAI's API.
+pub const MAX_LOGPROBS: usize = 20;
+/// The number of words of a row's log probabilities: the bits of the chosen token's, then [token,
+/// bits] of each of the most likely tokens.
+pub const LOGPROB_WORDS: usize = 1 + 2 * MAX_LOGPROBS;
+/// The number of tokens of a block: those of one word of a bitmap of tokens.
 const BLOCK: usize = 32;
 /// The number of tokens of a chunk.
 const CHUNK: usize = 1024;

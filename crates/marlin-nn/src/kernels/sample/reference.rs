@@ -1,53 +1,37 @@
-use super::{BLOCK, BROKEN, MASS_BITS, MIN_MIN_P, MIN_TEMPERATURE};
+use super::token_table::{SlotTokens, is_marked, mark};
+use super::{BROKEN, LOGPROB_WORDS, MASS_BITS, MIN_MIN_P, MIN_TEMPERATURE};
 use crate::kernels::{SequenceState, SequenceStatus};
 use std::f32::consts::{LN_2, LOG2_E};
-
-/// Returns the bitmap of the tokens that occur in a prompt, in the format of
-/// [`sample`](super::sample): bit `token % 32` of word `token / 32`. Tokens outside the vocabulary
-/// are ignored.
-pub fn bitmap(tokens: &[u32], vocab: usize) -> Vec<u32> {
-    let mut words = vec![0; vocab.div_ceil(BLOCK)];
-    for &token in tokens.iter().filter(|&&token| (token as usize) < vocab) {
-        mark(&mut words, token);
-    }
-    words
-}
 
 /// Chooses a row's next token on the host, with the same token and new state as
 /// [`sample`](super::sample).
 ///
-/// `logits` are the row's logits, `token_bitmap` and `suppressed` are the bitmaps of its slot, and
-/// `max_len` is the number of positions of the context window. A row that is not at a position does
-/// not change. Tokens past the end of a bitmap count as tokens that did not occur, or are not
-/// suppressed.
+/// `logits` are the row's logits, `tokens` is the data of its slot, and `max_len` is the number of
+/// positions of the context window. A row that is not at a position does not change. Tokens past
+/// the end of a bitmap count as tokens that did not occur, or are not suppressed.
 pub fn sample_host(
     logits: &[f32],
     row: &mut SequenceState,
-    token_bitmap: &mut [u32],
-    suppressed: &[u32],
+    tokens: &mut SlotTokens<'_>,
     max_len: u32,
 ) {
     let SequenceStatus::At(position) = row.status else {
         return;
     };
-    let suppressed = if row.suppresses { suppressed } else { &[] };
-    let Some(token) = choose(logits, row, position, [token_bitmap, suppressed]) else {
+    let Some(token) = choose(logits, row, position, tokens) else {
         row.status = SequenceStatus::Failed;
         return;
     };
-    mark(token_bitmap, token);
+    mark(tokens.occurred, token);
+    if row.is_biased {
+        tokens.generate(token, row.presence_penalty, row.frequency_penalty);
+    }
     row.token = token;
     row.status = if position + 1 < max_len {
         SequenceStatus::At(position + 1)
     } else {
         SequenceStatus::WindowFull
     };
-}
-
-fn mark(words: &mut [u32], token: u32) {
-    if let Some(word) = words.get_mut(token as usize / BLOCK) {
-        *word |= 1 << (token as usize % BLOCK);
-    }
 }
 
 /// A token that can be chosen.
@@ -58,8 +42,13 @@ pub(super) struct Candidate {
     key: u32,
 }
 
-fn choose(logits: &[f32], row: &SequenceState, position: u32, bitmaps: [&[u32]; 2]) -> Option<u32> {
-    let mut candidates = candidates(logits, row.repetition_penalty, bitmaps)?;
+fn choose(
+    logits: &[f32],
+    row: &SequenceState,
+    position: u32,
+    tokens: &SlotTokens<'_>,
+) -> Option<u32> {
+    let mut candidates = candidates(logits, row, tokens)?;
     let greedy = row.temperature < MIN_TEMPERATURE || row.top_k == 1;
     if greedy {
         return largest(
@@ -90,37 +79,32 @@ fn largest(keys: impl Iterator<Item = (u32, u32)>) -> Option<u32> {
 }
 
 /// Returns the tokens that are not suppressed and whose logit is above minus infinity, with their
-/// logits after the repetition penalty; `None` if a logit of a token that is not suppressed is NaN
-/// or plus infinity.
+/// logits after the repetition penalty and the biases; `None` if a logit of a token that is not
+/// suppressed is NaN or plus infinity.
 pub(super) fn candidates(
     logits: &[f32],
-    penalty: f32,
-    [token_bitmap, suppressed]: [&[u32]; 2],
+    row: &SequenceState,
+    tokens: &SlotTokens<'_>,
 ) -> Option<Vec<Candidate>> {
-    let is_marked = |words: &[u32], token: usize| {
-        words
-            .get(token / BLOCK)
-            .is_some_and(|word| word >> (token % BLOCK) & 1 == 1)
-    };
     let mut candidates = Vec::with_capacity(logits.len());
-    for (token, &logit) in logits
-        .iter()
-        .enumerate()
-        .filter(|&(token, _)| !is_marked(suppressed, token))
-    {
-        let logit = match is_marked(token_bitmap, token) {
+    for (token, &logit) in (0..).zip(logits) {
+        if row.suppresses && is_marked(tokens.suppressed, token) {
+            continue;
+        }
+        let penalty = row.repetition_penalty;
+        let mut logit = match is_marked(tokens.occurred, token) {
             true if logit > 0.0 => logit / penalty,
             true => logit * penalty,
             false => logit,
         };
+        if row.is_biased {
+            let bias = tokens.biases.get(token as usize);
+            logit += bias.map_or(0.0, |&bias| f32::from_bits(bias));
+        }
         match key(logit) {
             BROKEN => return None,
             0 => {}
-            key => candidates.push(Candidate {
-                token: token as u32,
-                logit,
-                key,
-            }),
+            key => candidates.push(Candidate { token, logit, key }),
         }
     }
     Some(candidates)
@@ -154,6 +138,27 @@ pub(super) fn filter(candidates: &mut Vec<Candidate>, row: &SequenceState) {
         let least = key(row.temperature.mul_add(ln(row.min_p), largest));
         candidates.retain(|candidate| candidate.key >= least);
     }
+}
+
+/// Returns the log probability of a row's chosen token under its logits, then the most likely tokens
+/// with their log probabilities, the most likely first: the words that
+/// [`logprobs`](super::logprobs) writes. Of equal logits, the lower token comes first. `count` is at
+/// most [`MAX_LOGPROBS`].
+pub fn logprobs_host(logits: &[f32], token: u32, count: usize) -> [u32; LOGPROB_WORDS] {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f32 = logits.iter().map(|logit| (logit - largest).exp()).sum();
+    let logprob = |logit: f32| (logit - largest - sum.ln()).to_bits();
+    let mut words = [0; LOGPROB_WORDS];
+    words[0] = logits
+        .get(token as usize)
+        .map_or(0, |&logit| logprob(logit));
+    let mut order: Vec<(u32, u32)> = logits.iter().map(|&logit| key(logit)).zip(0..).collect();
+    order.sort_unstable_by_key(|&(key, token)| (std::cmp::Reverse(key), token));
+    let (pairs, _) = words[1..].as_chunks_mut();
+    for (pair, (_, token)) in pairs.iter_mut().zip(order).take(count) {
+        *pair = [token, logprob(logits[token as usize])];
+    }
+    words
 }
 
 // The functions below are those of `noise.rs`, and `fraction` of `filter.rs`, in Rust, operation by

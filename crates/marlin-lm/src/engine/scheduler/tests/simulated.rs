@@ -124,6 +124,8 @@ impl Executor for Simulated {
         }
     }
 
+    fn set_biases(&mut self, _slot: usize, _rows: Vec<u32>) {}
+
     fn set_suppressed(&mut self, slot: usize, tokens: &[u32]) {
         self.suppressed[slot] = tokens.to_vec();
     }

@@ -1,3 +1,4 @@
+use super::super::bitmap;
 use super::*;
 use rand::RngExt;
 
@@ -28,15 +29,23 @@ fn chosen_but(
         suppresses: !suppressed.is_empty(),
         ..row
     };
-    let mut token_bitmap = bitmap(tokens, logits.len());
-    sample_host(
-        logits,
-        &mut row,
-        &mut token_bitmap,
-        &bitmap(suppressed, logits.len()),
-        1024,
-    );
+    let mut tokens = SlotTokens {
+        occurred: &mut bitmap(tokens, logits.len()),
+        suppressed: &bitmap(suppressed, logits.len()),
+        ..no_tokens()
+    };
+    sample_host(logits, &mut row, &mut tokens, 1024);
     (row.status != SequenceStatus::Failed).then_some(row.token)
+}
+
+/// Returns bitmaps and biases of no tokens.
+fn no_tokens() -> SlotTokens<'static> {
+    SlotTokens {
+        occurred: &mut [],
+        suppressed: &[],
+        generated: &mut [],
+        biases: &mut [],
+    }
 }
 
 #[test]
@@ -107,7 +116,7 @@ fn draws_follow_the_softmax() {
                 temperature,
                 ..ALL
             };
-            counts[choose(&logits, &row, position, [&[]; 2]).unwrap() as usize] += 1.0;
+            counts[choose(&logits, &row, position, &no_tokens()).unwrap() as usize] += 1.0;
         }
         let chi_square: f64 = counts
             .iter()
@@ -214,32 +223,104 @@ fn suppressed_tokens_are_never_chosen() {
     }
     // A row without suppressed tokens does not read their bitmap.
     let mut row = GREEDY;
-    sample_host(&[0.0, 1.0], &mut row, &mut [0], &[u32::MAX], 1024);
+    let mut tokens = SlotTokens {
+        suppressed: &[u32::MAX],
+        ..no_tokens()
+    };
+    sample_host(&[0.0, 1.0], &mut row, &mut tokens, 1024);
     assert_eq!(row.token, 1);
 }
 
 #[test]
+fn biases_and_penalties_on_generated_tokens_change_the_choice() {
+    let logits = [1.0, 0.9, 0.5, -2.0];
+    let biased = SequenceState {
+        is_biased: true,
+        presence_penalty: 0.25,
+        frequency_penalty: 0.5,
+        ..GREEDY
+    };
+    let (mut occurred, mut generated) = (bitmap(&[0, 1, 2, 3], 4), bitmap(&[], 4));
+    let mut biases = [0.0f32, 0.0, 0.0, 2.5].map(f32::to_bits);
+    let mut tokens = SlotTokens {
+        occurred: &mut occurred,
+        suppressed: &[],
+        generated: &mut generated,
+        biases: &mut biases,
+    };
+    // After 0.0 there is 0.9 left for token 1: each token in turn loses 0.75, then 0.5.
+    let mut row = biased;
+    // Of the prompt, no token counts.
+    sample_host(&logits, &mut row, &mut tokens, 1024);
+    assert_eq!(row.token, 0);
+    let mut chosen = Vec::new();
+    for _ in 0..5 {
+        sample_host(&logits, &mut row, &mut tokens, 1024);
+        chosen.push(row.token);
+    }
+    // Token 3 starts at 0.5 with its bias; equal logits take the lower token.
+    assert_eq!(chosen, [1, 2, 3, 0, 1]);
+    let left: Vec<f32> = biases.iter().map(|&bias| f32::from_bits(bias)).collect();
+    assert_eq!(left, [-1.25, -1.25, -0.75, 1.75]);
+    assert_eq!(generated, bitmap(&[0, 1, 2, 3], 4));
+    // A row that is not biased reads no biases and writes none.
+    let mut tokens = SlotTokens {
+        occurred: &mut occurred,
+        suppressed: &[],
+        generated: &mut generated,
+        biases: &mut biases,
+    };
+    let mut row = SequenceState {
+        is_biased: false,
+        ..biased
+    };
+    sample_host(&logits, &mut row, &mut tokens, 1024);
+    assert_eq!(row.token, 0);
+    assert_eq!(biases[0], (-1.25f32).to_bits());
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_softmax() {
+    let logits = [0.5f32, 2.0, f32::NEG_INFINITY, 2.0, -1.0];
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    let words = logprobs_host(&logits, 4, 3);
+    let expect = |token: u32, bits: u32| {
+        let expected = f64::from(logits[token as usize]) - sum.ln();
+        assert!((f64::from(f32::from_bits(bits)) - expected).abs() < 1e-6);
+    };
+    expect(4, words[0]);
+    for (pair, token) in [1, 3, 0].into_iter().enumerate() {
+        assert_eq!(words[1 + 2 * pair], token);
+        expect(token, words[2 + 2 * pair]);
+    }
+    assert_eq!(words[7..], [0; LOGPROB_WORDS - 7]);
+}
+
+#[test]
 fn a_row_goes_on_fills_its_window_or_fails() {
-    let mut token_bitmap = bitmap(&[], 40);
+    let mut tokens = SlotTokens {
+        occurred: &mut bitmap(&[], 40),
+        ..no_tokens()
+    };
     let mut row = SequenceState {
         status: SequenceStatus::At(0),
         ..GREEDY
     };
     let mut logits = [0.0; 40];
     logits[33] = 1.0;
-    sample_host(&logits, &mut row, &mut token_bitmap, &[], 2);
+    sample_host(&logits, &mut row, &mut tokens, 2);
     assert_eq!(
-        (row.token, row.status, token_bitmap.as_slice()),
+        (row.token, row.status, &*tokens.occurred),
         (33, SequenceStatus::At(1), &[0, 2][..])
     );
     logits[3] = 2.0;
-    sample_host(&logits, &mut row, &mut token_bitmap, &[], 2);
+    sample_host(&logits, &mut row, &mut tokens, 2);
     assert_eq!(
-        (row.token, row.status, token_bitmap.as_slice()),
+        (row.token, row.status, &*tokens.occurred),
         (3, SequenceStatus::WindowFull, &[8, 2][..])
     );
     let full = row;
-    sample_host(&[1.0; 40], &mut row, &mut token_bitmap, &[], 2);
+    sample_host(&[1.0; 40], &mut row, &mut tokens, 2);
     assert_eq!(row, full);
 
     for logits in [
@@ -325,7 +406,7 @@ fn top_k_top_p_and_min_p_keep_what_they_keep_in_f64() {
             temperature: rng.random_range(0.3..3.0),
             ..ALL
         };
-        let mut found = candidates(&logits, 1.0, [&[]; 2]).unwrap();
+        let mut found = candidates(&logits, &row, &no_tokens()).unwrap();
         filter(&mut found, &row);
         let found: Vec<u32> = found.into_iter().map(|candidate| candidate.token).collect();
         assert_eq!(found, kept_in_f64(&logits, &row), "{row:?} {logits:?}");
