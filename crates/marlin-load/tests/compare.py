@@ -5,8 +5,8 @@ All three send a closed loop of requests to one server, which is a server of thi
 before tokens as it is told, or the one at `--url`. Figures that are more than `--tolerance` apart
 are an error. It needs the packages `aiperf` or `genai-bench`, and a tokenizer.
 
-    cargo build --release -p marlin-load --example closed_loop
-    python crates/marlin-load/tests/compare.py --ours target/release/examples/closed_loop \\
+    cargo build --workspace --bin burn-marlin
+    python crates/marlin-load/tests/compare.py --ours target/debug/burn-marlin \\
         --tokenizer examples/train-tiny-llama/model
 """
 
@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 FIRST = 0.080
@@ -102,10 +103,14 @@ def run(command, **options):
 
 def ours(args, endpoint):
     """Returns the figures of marlin-load."""
-    numbers = [args.requests, args.concurrency, args.input_len, args.output_len]
-    command = [args.ours, args.url, *map(str, numbers)]
-    out = run(command + (["chat"] if endpoint == "chat" else []))
-    report = json.loads(out.splitlines()[-1])
+    command = [args.ours, "bench-serve", args.url, "--endpoint", endpoint, "--ignore-eos"]
+    command += ["--requests", str(args.requests), "--concurrency", str(args.concurrency)]
+    command += ["--input-len", str(args.input_len), "--output-len", str(args.output_len)]
+    # Other prompts than before, which the server has in its prefix cache.
+    command += ["--model", args.model, "--seed", str(time.time_ns())]
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        run(command + ["--json", file.name])
+        report = json.load(file)
     names = ["mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "request_throughput"]
     return [report[name] for name in names]
 
@@ -147,7 +152,7 @@ def genai_bench(args, endpoint, folder):
 def main():
     """Runs the clients and compares their figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ours", required=True, help="the example `closed_loop`")
+    parser.add_argument("--ours", required=True, help="the program `burn-marlin`")
     parser.add_argument("--tokenizer", required=True, help="a folder with a tokenizer")
     parser.add_argument("--url", help="a server; without it, the script's own")
     parser.add_argument("--model", default="delay")

@@ -161,7 +161,11 @@ fn the_reason_of_the_end_is_in_the_chunk_of_the_last_text() {
         let end = choices.pop().unwrap();
         assert_eq!(end["finish_reason"], reason, "{end}");
         assert_eq!(end["delta"]["content"].as_str(), last, "{end}");
-        assert!(choices.iter().all(|choice| choice["finish_reason"].is_null()));
+        assert!(
+            choices
+                .iter()
+                .all(|choice| choice["finish_reason"].is_null())
+        );
     }
 }
 
