@@ -1,8 +1,12 @@
 //! The command line.
 
 #[cfg(feature = "serve")]
+mod bench_serve;
+#[cfg(feature = "serve")]
 mod serve;
 
+#[cfg(feature = "serve")]
+pub use self::bench_serve::{BenchServeArgs, EndpointName};
 #[cfg(feature = "serve")]
 pub use self::serve::ServeArgs;
 
@@ -51,6 +55,10 @@ pub enum Command {
     /// KV cache of pages that shares the prefixes of prompts.
     #[cfg(feature = "serve")]
     Serve(ServeArgs),
+    /// Measure a server with OpenAI's API under load: throughput, time to the first token and per
+    /// output token, with the figures of `vllm bench serve`.
+    #[cfg(feature = "serve")]
+    BenchServe(BenchServeArgs),
     /// Measure the perplexity of a model on a text.
     Perplexity(PerplexityArgs),
     /// Compare quantised models with the original: perplexity, and divergence and agreement of

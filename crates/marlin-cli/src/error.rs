@@ -84,6 +84,20 @@ pub enum CliError {
         address: std::net::SocketAddr,
         source: std::io::Error,
     },
+    #[cfg(feature = "serve")]
+    #[error("--{option}: {reason}")]
+    LoadOption { option: String, reason: String },
+    #[cfg(feature = "serve")]
+    #[error(
+        "{host} has the address {address}, which is no loopback address, and a load test of a server of others is an attack; --allow-remote says that this one may be tested"
+    )]
+    RemoteLoad {
+        host: String,
+        address: std::net::IpAddr,
+    },
+    #[cfg(feature = "serve")]
+    #[error(transparent)]
+    Load(marlin_load::LoadError),
     #[error("the input could not be read")]
     Input(#[source] std::io::Error),
     #[error("the output could not be written")]

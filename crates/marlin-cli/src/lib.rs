@@ -96,6 +96,8 @@ fn run(cli: &Cli) -> Result<(), CliError> {
         Command::Chat(args) => commands::chat::run(args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => commands::serve::run(args),
+        #[cfg(feature = "serve")]
+        Command::BenchServe(args) => commands::bench_serve::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::Evaluate(args) => commands::evaluate::run(args),
         Command::Logits(args) => commands::logits::run(args),

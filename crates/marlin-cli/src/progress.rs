@@ -39,6 +39,18 @@ impl Progress {
         Self::new(Unit::Window, INTERVAL)
     }
 
+    /// Creates the progress of a load test in requests.
+    #[cfg(feature = "serve")]
+    pub fn of_requests() -> Self {
+        Self::new(Unit::Request, INTERVAL)
+    }
+
+    /// Creates the progress of a load test in seconds.
+    #[cfg(feature = "serve")]
+    pub fn of_seconds() -> Self {
+        Self::new(Unit::Second, INTERVAL)
+    }
+
     /// Creates the progress of bytes that are, for example, `read`.
     pub fn of_bytes(done: &'static str) -> Self {
         Self::new(Unit::Byte { done }, INTERVAL)
@@ -58,7 +70,7 @@ impl Progress {
             Unit::Byte { .. } => {
                 "{wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {msg}"
             }
-            Unit::Block | Unit::Window => "{wide_bar} {pos}/{len} {elapsed}, {eta} left {msg}",
+            _ => "{wide_bar} {pos}/{len} {elapsed}, {eta} left {msg}",
         };
         // The templates are constants, and a bar without one is still a bar.
         if let Ok(style) = ProgressStyle::with_template(template) {
@@ -105,6 +117,10 @@ impl Progress {
 enum Unit {
     Block,
     Window,
+    #[cfg(feature = "serve")]
+    Request,
+    #[cfg(feature = "serve")]
+    Second,
     /// A byte, with what is done to it.
     Byte {
         done: &'static str,
@@ -148,6 +164,10 @@ impl Lines {
         let done = match self.unit {
             Unit::Block => format!("block {done} of {total}"),
             Unit::Window => format!("window {done} of {total}"),
+            #[cfg(feature = "serve")]
+            Unit::Request => format!("request {done} of {total}"),
+            #[cfg(feature = "serve")]
+            Unit::Second => format!("second {done} of {total}"),
             Unit::Byte { done: word } => format!("{} of {} {word}", size(done), size(total)),
         };
         let (passed, left) = (

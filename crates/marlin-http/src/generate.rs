@@ -9,6 +9,7 @@ use marlin_serve::server::{
     TokenLogprobs, Usage,
 };
 use openai_protocol::common;
+use serde_json::Value;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -50,17 +51,38 @@ pub(crate) enum Finish {
     Length,
 }
 
+impl Finish {
+    /// Returns the reason in OpenAI's words. `has_calls` says whether the answer calls tools.
+    pub fn openai(&self, has_calls: bool) -> &'static str {
+        match self {
+            Self::Length => "length",
+            _ if has_calls => "tool_calls",
+            Self::Stop | Self::StopToken(_) | Self::StopString(_) => "stop",
+        }
+    }
+
+    /// Returns which of the request's own stops ended the answer.
+    pub fn matched_stop(&self) -> Option<Value> {
+        match self {
+            Self::StopString(text) => Some(text.as_str().into()),
+            Self::StopToken(token) => Some((*token).into()),
+            Self::Stop | Self::Length => None,
+        }
+    }
+}
+
 /// Something new of an answer. The last update is `End` or `Failed`.
 #[derive(Debug)]
 pub(crate) enum Update {
-    /// A token. Its text may be held back, and come with a later token.
+    /// A token that is not the last. Its text may be held back, and come with a later token.
     Token {
         parts: Vec<Part>,
         logprobs: Option<Logprobs>,
     },
-    /// The answer is complete, with these last parts.
+    /// The last token, with the parts that were held back: the answer is complete.
     End {
         parts: Vec<Part>,
+        logprobs: Option<Logprobs>,
         finish: Finish,
         counts: Counts,
     },
@@ -129,6 +151,7 @@ impl Job {
                     index: streams.len(),
                     events: events.map_err(refused)?,
                     output: OutputParser::new(output, &prompt.text),
+                    last: None,
                 });
             }
         }
@@ -146,32 +169,55 @@ struct Answer {
     index: usize,
     events: EventStream,
     output: OutputParser,
+    /// The last token, until the engine has told why it is the last.
+    last: Option<(Vec<Part>, Option<Logprobs>)>,
+}
+
+impl Answer {
+    /// Returns the update for an event; none for the last token, whose update is that of the end.
+    fn update(&mut self, event: TokenEvent) -> Option<Update> {
+        match event {
+            TokenEvent::Token {
+                token,
+                text,
+                logprobs,
+                is_last,
+            } => {
+                let parts = self.output.push(&text);
+                let logprobs = logprobs.map(|values| Logprobs { token, values });
+                if is_last {
+                    self.last = Some((parts, logprobs));
+                    return None;
+                }
+                Some(Update::Token { parts, logprobs })
+            }
+            TokenEvent::End { reason, usage } => {
+                let (mut parts, logprobs) = self.last.take().unwrap_or_default();
+                parts.extend(self.output.finish());
+                Some(Update::End {
+                    parts,
+                    logprobs,
+                    finish: finish(reason),
+                    counts: usage.into(),
+                })
+            }
+            TokenEvent::Failed { reason, .. } => Some(Update::Failed(failed(reason))),
+        }
+    }
 }
 
 impl Stream for Answer {
     type Item = (usize, Update);
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some(event) = ready!(self.events.poll_next_unpin(context)) else {
-            return Poll::Ready(None);
-        };
-        let update = match event {
-            TokenEvent::Token {
-                token,
-                text,
-                logprobs,
-            } => Update::Token {
-                parts: self.output.push(&text),
-                logprobs: logprobs.map(|values| Logprobs { token, values }),
-            },
-            TokenEvent::End { reason, usage } => Update::End {
-                parts: self.output.finish(),
-                finish: finish(reason),
-                counts: usage.into(),
-            },
-            TokenEvent::Failed { reason, .. } => Update::Failed(failed(reason)),
-        };
-        Poll::Ready(Some((self.index, update)))
+        loop {
+            let Some(event) = ready!(self.events.poll_next_unpin(context)) else {
+                return Poll::Ready(None);
+            };
+            if let Some(update) = self.update(event) {
+                return Poll::Ready(Some((self.index, update)));
+            }
+        }
     }
 }
 
@@ -203,6 +249,7 @@ impl Answers {
         Total {
             choices: self.choices,
             cached: vec![None; self.prompt_tokens.len()],
+            completion: vec![0; self.len],
             counts: Counts {
                 prompt: u32::try_from(self.prompt_tokens.iter().sum::<usize>()).unwrap_or(u32::MAX),
                 ..Counts::default()
@@ -232,8 +279,14 @@ impl Answers {
                     reply.parts.extend(parts);
                     reply.logprobs.extend(logprobs);
                 }
-                Update::End { parts, finish, .. } => {
+                Update::End {
+                    parts,
+                    logprobs,
+                    finish,
+                    ..
+                } => {
                     reply.parts.extend(parts);
+                    reply.logprobs.extend(logprobs);
                     reply.finish = finish;
                 }
                 Update::Failed(error) => return Err(error),
@@ -249,6 +302,8 @@ pub(crate) struct Total {
     choices: usize,
     /// The cached tokens of each prompt, by the first of its answers that ended.
     cached: Vec<Option<u32>>,
+    /// The tokens of each answer.
+    completion: Vec<u32>,
     pub counts: Counts,
 }
 
@@ -256,8 +311,9 @@ impl Total {
     /// Counts the tokens of an update.
     pub fn count(&mut self, index: usize, update: &Update) {
         match update {
-            Update::Token { .. } => self.counts.completion += 1,
+            Update::Token { .. } => self.count_completion(index, self.completion[index] + 1),
             Update::End { counts, .. } => {
+                self.count_completion(index, counts.completion);
                 let cached = &mut self.cached[index / self.choices];
                 if cached.replace(counts.cached).is_none() {
                     self.counts.cached += counts.cached;
@@ -265,6 +321,12 @@ impl Total {
             }
             Update::Failed(_) => {}
         }
+    }
+
+    /// Sets the tokens of an answer.
+    fn count_completion(&mut self, index: usize, completion: u32) {
+        let before = std::mem::replace(&mut self.completion[index], completion);
+        self.counts.completion = self.counts.completion - before + completion;
     }
 }
 

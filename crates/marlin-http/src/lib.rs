@@ -51,6 +51,7 @@
 mod auth;
 mod body;
 mod chat;
+mod chunks;
 mod completions;
 mod conversation;
 mod error;

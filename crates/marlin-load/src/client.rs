@@ -1,6 +1,7 @@
 //! Connections to a server.
 
 use crate::error::{Failure, LoadError};
+use crate::options::LoadOptions;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
@@ -8,9 +9,10 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -21,8 +23,7 @@ const MESSAGE_LIMIT: usize = 300;
 
 /// A client of one server. Connections are used again.
 pub(crate) struct Client {
-    host: String,
-    port: u16,
+    addresses: Vec<SocketAddr>,
     host_header: HeaderValue,
     /// The path of the base URL, without a slash at its end.
     base_path: String,
@@ -44,13 +45,11 @@ impl Drop for Connection {
 }
 
 impl Client {
-    pub fn new(
-        url: &str,
-        api_key: Option<&str>,
-        connect_timeout: Duration,
-    ) -> Result<Self, LoadError> {
+    /// Returns the client of the server of a load test, whose host it resolves once.
+    pub async fn new(options: &LoadOptions) -> Result<Self, LoadError> {
+        let url = &options.base_url;
         let refuse = |reason: String| LoadError::Url {
-            url: url.to_string(),
+            url: url.clone(),
             reason,
         };
         let uri: Uri = url.parse().map_err(|_| refuse("it is no URL".into()))?;
@@ -62,7 +61,7 @@ impl Client {
             .ok_or_else(|| refuse("it has no host".into()))?;
         let host_header = HeaderValue::from_str(authority.as_str())
             .map_err(|_| refuse("its host is no header".into()))?;
-        let authorization = api_key.map(|key| {
+        let authorization = options.api_key.as_deref().map(|key| {
             let mut value = HeaderValue::from_str(&format!("Bearer {key}"))?;
             value.set_sensitive(true);
             Ok::<_, hyper::header::InvalidHeaderValue>(value)
@@ -71,14 +70,28 @@ impl Client {
             option: "api_key",
             reason: "it has characters that a header cannot have".into(),
         })?;
+        // Of `[::1]`, the address is without brackets.
+        let host = authority.host().trim_matches(['[', ']']);
+        let found = lookup_host((host, authority.port_u16().unwrap_or(80)));
+        let found = timeout(options.connect_timeout, found).await;
+        let found = found.map_err(|_| refuse("its host was not found in time".into()))?;
+        let found = found.map_err(|error| refuse(format!("its host was not found: {error}")))?;
+        let addresses: Vec<SocketAddr> = found.collect();
+        let is_remote = |address: &&SocketAddr| !address.ip().to_canonical().is_loopback();
+        if !options.allow_remote
+            && let Some(remote) = addresses.iter().find(is_remote)
+        {
+            return Err(LoadError::Remote {
+                host: host.to_string(),
+                address: remote.ip(),
+            });
+        }
         Ok(Self {
-            // Of `[::1]`, the address is without brackets.
-            host: authority.host().trim_matches(['[', ']']).to_string(),
-            port: authority.port_u16().unwrap_or(80),
+            addresses,
             host_header,
             base_path: uri.path().trim_end_matches('/').to_string(),
             authorization,
-            connect_timeout,
+            connect_timeout: options.connect_timeout,
             idle: Mutex::default(),
         })
     }
@@ -149,7 +162,7 @@ impl Client {
     }
 
     async fn connect(&self) -> Result<Connection, Failure> {
-        let socket = TcpStream::connect((self.host.as_str(), self.port));
+        let socket = TcpStream::connect(self.addresses.as_slice());
         let socket = timeout(self.connect_timeout, socket).await;
         let socket = socket.map_err(|_| {
             Failure::Connect(format!("not established after {:?}", self.connect_timeout))

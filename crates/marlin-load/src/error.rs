@@ -2,6 +2,7 @@
 
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// A load test could not run.
@@ -22,6 +23,17 @@ pub enum LoadError {
         url: String,
         /// What is wrong.
         reason: String,
+    },
+    /// The server is not on this machine, and
+    /// [`LoadOptions::allow_remote`](crate::LoadOptions::allow_remote) is not set.
+    #[error(
+        "{host} has the address {address}, which is no loopback address, and a load test of a server of others is an attack; `allow_remote` says that this one may be tested"
+    )]
+    Remote {
+        /// The host of the base URL.
+        host: String,
+        /// Its address.
+        address: IpAddr,
     },
     /// The threads could not be started.
     #[error("the threads of the load generator: {0}")]

@@ -4,7 +4,8 @@
 //! open loop (Poisson, gamma or constant arrivals) or a closed loop, reads the streams, and returns
 //! a [`LoadReport`] with the figures of `vllm bench serve`: its `Display` is the table,
 //! [`LoadReport::to_json`] has every request, [`LoadReport::to_svg`] draws the distributions, and
-//! [`rates_svg`] draws runs at several rates.
+//! [`rates_svg`] draws runs at several rates. Load goes to loopback addresses only, unless
+//! [`LoadOptions::allow_remote`] is set.
 //!
 //! ```no_run
 //! use marlin_load::{Amount, Length, LoadOptions, run};
@@ -39,4 +40,4 @@ pub use options::{Amount, Endpoint, Length, Load, LoadOptions, PromptKind, Slo};
 pub use rates::{RatePoint, RateSeries, rates_svg};
 pub use record::{Outcome, RequestRecord};
 pub use report::LoadReport;
-pub use run::run;
+pub use run::{LoadProgress, run, run_with};

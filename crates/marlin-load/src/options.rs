@@ -24,6 +24,9 @@ const OWN_FIELDS: [&str; 8] = [
 pub struct LoadOptions {
     /// The server, such as `http://127.0.0.1:8000`, without the path of an endpoint.
     pub base_url: String,
+    /// True if the server may be on another machine. Without it, load is sent to loopback addresses
+    /// only: a load test of a server of others is an attack.
+    pub allow_remote: bool,
     /// The key that is sent as `Authorization: Bearer KEY`.
     pub api_key: Option<String>,
     /// The name of the model; the first of `/v1/models` if there is none.
@@ -74,6 +77,7 @@ impl LoadOptions {
     pub fn new(base_url: impl Into<String>) -> Self {
         Self {
             base_url: base_url.into(),
+            allow_remote: false,
             api_key: None,
             model: None,
             endpoint: Endpoint::Completions,
@@ -96,8 +100,12 @@ impl LoadOptions {
         }
     }
 
-    /// Refuses options without a meaning.
-    pub(crate) fn check(&self) -> Result<(), LoadError> {
+    /// Refuses options without a meaning, as [`run`](crate::run) does.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Option`] with the first of them.
+    pub fn check(&self) -> Result<(), LoadError> {
         let refuse = |option, reason: String| Err(LoadError::Option { option, reason });
         if let Some(rate) = self.load.rate
             && !(rate > 0.0 && rate.is_finite())

@@ -16,12 +16,23 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// The longest time for an answer about the model or its tokens.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How far a load test is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LoadProgress {
+    /// The requests that were sent, without those before the measurement.
+    pub sent: usize,
+    /// Those of them that have ended.
+    pub ended: usize,
+    /// Those of them that failed.
+    pub failed: usize,
+}
 
 /// Runs a load test, on threads of its own, and returns its result.
 ///
@@ -32,6 +43,22 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// If an option has no meaning, or if the server does not answer before the measurement.
 pub fn run(options: &LoadOptions) -> Result<LoadReport, LoadError> {
+    run_with(options, |_| {})
+}
+
+/// Runs a load test as [`run`] does, and calls a function with its progress after requests were
+/// sent or have ended.
+///
+/// The function is called on this thread, and not for every request if it is slow: it delays
+/// nothing.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn run_with(
+    options: &LoadOptions,
+    mut progress: impl FnMut(LoadProgress),
+) -> Result<LoadReport, LoadError> {
     options.check()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(options.threads)
@@ -41,20 +68,25 @@ pub fn run(options: &LoadOptions) -> Result<LoadReport, LoadError> {
     runtime.block_on(async {
         // On a thread of the runtime: the thread that blocks is one more.
         let options = options.clone();
-        match tokio::spawn(async move { measure(&options).await }).await {
+        let (sender, mut receiver) = watch::channel(LoadProgress::default());
+        let task = tokio::spawn(async move { measure(&options, Arc::new(sender)).await });
+        // Until the task has ended, and the sender with it.
+        while receiver.changed().await.is_ok() {
+            let now = *receiver.borrow_and_update();
+            progress(now);
+        }
+        match task.await {
             Ok(result) => result,
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
     })
 }
 
-async fn measure(options: &LoadOptions) -> Result<LoadReport, LoadError> {
-    let key = options.api_key.as_deref();
-    let client = Arc::new(Client::new(
-        &options.base_url,
-        key,
-        options.connect_timeout,
-    )?);
+async fn measure(
+    options: &LoadOptions,
+    progress: Arc<watch::Sender<LoadProgress>>,
+) -> Result<LoadReport, LoadError> {
+    let client = Arc::new(Client::new(options).await?);
     let model = match &options.model {
         Some(model) => model.clone(),
         None => first_model(&client).await?,
@@ -62,7 +94,7 @@ async fn measure(options: &LoadOptions) -> Result<LoadReport, LoadError> {
     let maker = prepare(options, &client, &model).await?;
     tracing::info!(model, "the measurement starts");
     let origin = Instant::now();
-    let mut requests = send_all(options, &client, &maker, origin).await?;
+    let mut requests = send_all(options, &client, &maker, origin, &progress).await?;
     let duration = origin.elapsed();
     requests.sort_by_key(|request| request.index);
     Ok(LoadReport {
@@ -88,6 +120,7 @@ async fn send_all(
     client: &Arc<Client>,
     maker: &RequestMaker,
     origin: Instant,
+    progress: &Arc<watch::Sender<LoadProgress>>,
 ) -> Result<Vec<RequestRecord>, LoadError> {
     let places = options
         .load
@@ -125,8 +158,14 @@ async fn send_all(
             }
         }
         let client = client.clone();
+        progress.send_modify(|progress| progress.sent += 1);
+        let progress = progress.clone();
         running.spawn(async move {
             let record = generate(&client, &request, origin, due, limit).await;
+            progress.send_modify(|progress| {
+                progress.ended += 1;
+                progress.failed += usize::from(matches!(record.outcome, Outcome::Failed(_)));
+            });
             drop(place);
             record
         });

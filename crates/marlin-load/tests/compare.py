@@ -5,8 +5,8 @@ All three send a closed loop of requests to one server, which is a server of thi
 before tokens as it is told, or the one at `--url`. Figures that are more than `--tolerance` apart
 are an error. It needs the packages `aiperf` or `genai-bench`, and a tokenizer.
 
-    cargo build --release -p marlin-load --example closed_loop
-    python crates/marlin-load/tests/compare.py --ours target/release/examples/closed_loop \\
+    cargo build --workspace --bin burn-marlin
+    python crates/marlin-load/tests/compare.py --ours target/debug/burn-marlin \\
         --tokenizer examples/train-tiny-llama/model
 """
 
@@ -14,11 +14,13 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 FIRST = 0.080
@@ -102,10 +104,14 @@ def run(command, **options):
 
 def ours(args, endpoint):
     """Returns the figures of marlin-load."""
-    numbers = [args.requests, args.concurrency, args.input_len, args.output_len]
-    command = [args.ours, args.url, *map(str, numbers)]
-    out = run(command + (["chat"] if endpoint == "chat" else []))
-    report = json.loads(out.splitlines()[-1])
+    command = [args.ours, "bench-serve", args.url, "--endpoint", endpoint, "--ignore-eos"]
+    command += ["--requests", str(args.requests), "--concurrency", str(args.concurrency)]
+    command += ["--input-len", str(args.input_len), "--output-len", str(args.output_len)]
+    # Other prompts than before, which the server has in its prefix cache.
+    command += ["--model", args.model, "--seed", str(time.time_ns())]
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        run(command + ["--json", file.name])
+        report = json.load(file)
     names = ["mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "request_throughput"]
     return [report[name] for name in names]
 
@@ -117,17 +123,23 @@ def aiperf(args, endpoint, folder):
     command += ["--concurrency", str(args.concurrency), "--request-count", str(args.requests)]
     command += ["--synthetic-input-tokens-mean", str(args.input_len)]
     command += ["--output-tokens-mean", str(args.output_len), "--artifact-dir", folder]
-    command += ["--extra-inputs", "ignore_eos:true"]
-    run(command)
+    command += ["--extra-inputs", "ignore_eos:true", "--use-server-token-count"]
+    # Offline it looks for the tokenizer in the hub's cache alone, not in a folder.
+    offline = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]
+    run(command, env={name: value for name, value in os.environ.items() if name not in offline})
     report = json.loads(next(Path(folder).rglob("profile_export_aiperf.json")).read_text())
     names = ["time_to_first_token", "inter_token_latency", "request_latency"]
     return [report[name]["avg"] for name in names + ["request_throughput"]]
 
 
 def genai_bench(args, endpoint, folder):
-    """Returns the figures of genai-bench, which has chats alone."""
+    """Returns the figures of genai-bench, which has chats alone.
+
+    Its requests a second are none: it looks once a second whether all requests have ended, and
+    counts the time until it sees that.
+    """
     scenario = f"D({args.input_len},{args.output_len})"
-    command = ["genai-bench", "benchmark", "--api-backend", "openai", "--api-base", args.url]
+    command = ["genai-bench", "benchmark", "--api-backend", "vllm", "--api-base", args.url]
     command += ["--api-key", "none", "--api-model-name", args.model, "--task", "text-to-text"]
     command += ["--model-tokenizer", args.tokenizer, "--traffic-scenario", scenario]
     command += ["--num-concurrency", str(args.concurrency), "--max-time-per-run", "10"]
@@ -140,14 +152,14 @@ def genai_bench(args, endpoint, folder):
         if report:
             stats = report["stats"]
             times = [1e3 * stats[name]["mean"] for name in ["ttft", "tpot", "e2e_latency"]]
-            return times + [report["requests_per_second"]]
+            return times + [None]
     raise SystemExit("genai-bench has written no figures")
 
 
 def main():
     """Runs the clients and compares their figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ours", required=True, help="the example `closed_loop`")
+    parser.add_argument("--ours", required=True, help="the program `burn-marlin`")
     parser.add_argument("--tokenizer", required=True, help="a folder with a tokenizer")
     parser.add_argument("--url", help="a server; without it, the script's own")
     parser.add_argument("--model", default="delay")
@@ -175,6 +187,8 @@ def main():
         after = ours(args, endpoint)
         print(f"{name}, {endpoint}:")
         for figure, own, own_after, other in zip(FIGURES, before, after, theirs):
+            if other is None:
+                continue
             difference = other / ((own + own_after) / 2) - 1
             row = f"  {figure:<10} ours {own:9.2f} {own_after:9.2f}, theirs {other:9.2f}"
             print(f"{row}, {100 * difference:+.1f} %", flush=True)

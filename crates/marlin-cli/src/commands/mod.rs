@@ -1,6 +1,8 @@
 //! The commands, one module each.
 
 pub mod advise;
+#[cfg(feature = "serve")]
+pub mod bench_serve;
 pub mod chat;
 pub mod doctor;
 pub mod evaluate;

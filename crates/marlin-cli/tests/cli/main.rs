@@ -3,6 +3,8 @@
 
 mod advise;
 mod bad_input;
+#[cfg(feature = "serve")]
+mod bench_serve;
 mod chat;
 mod command_line;
 mod doctor;

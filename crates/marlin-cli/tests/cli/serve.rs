@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use crate::support::{args, command, refuse, shipped};
 
 /// A server that ends with the test.
-struct Server {
+pub struct Server {
     child: Child,
-    address: String,
+    pub address: String,
 }
 
 impl Server {
     /// Starts a server of the shipped model on a free port, and waits until it listens.
-    fn start(more: &[&str]) -> Self {
+    pub fn start(more: &[&str]) -> Self {
         let mut arguments = args!["serve", shipped(), "--device", "flex", "--port", "0"];
         arguments.extend(more.iter().map(Into::into));
         let mut child = command(&arguments).spawn().unwrap();

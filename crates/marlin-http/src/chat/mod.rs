@@ -5,12 +5,12 @@ mod stream;
 
 use self::request::ChatJob;
 pub(crate) use self::request::priority;
-use self::stream::ChunkWriter;
-pub(crate) use self::stream::done;
+use self::stream::ChatForm;
 use crate::auth::Client;
 use crate::body::Checked;
+use crate::chunks::ChunkWriter;
 use crate::error::{ApiError, json};
-use crate::generate::{Finish, Reply};
+use crate::generate::Reply;
 use crate::logprobs::Vocabulary;
 use crate::output::Call;
 use crate::sse;
@@ -23,7 +23,6 @@ use openai_protocol::chat::{
     DEFAULT_SERVICE_TIER,
 };
 use openai_protocol::common::{FunctionCallResponse, ToolCall};
-use serde_json::Value;
 
 /// Answers `POST /v1/chat/completions`.
 pub(crate) async fn create(
@@ -36,7 +35,8 @@ pub(crate) async fn create(
     let answers = state.generate(job.job)?;
     let (id, created, model) = (state.new_id("chatcmpl-"), state.now(), job.model);
     if let Some(options) = job.stream {
-        let writer = ChunkWriter::new(id, created, model, &answers, options, vocabulary);
+        let form = ChatForm::new(id, created, model, answers.len());
+        let writer = ChunkWriter::new(form, &answers, options, vocabulary);
         return Ok(sse::respond(answers, writer));
     }
     let (replies, usage) = answers.collect().await?;
@@ -70,8 +70,8 @@ fn choice(index: usize, reply: Reply, vocabulary: Option<&Vocabulary>) -> ChatCh
             reasoning_content: (!parts.reasoning.is_empty()).then_some(parts.reasoning),
         },
         logprobs: vocabulary.map(|vocabulary| vocabulary.chat(&reply.logprobs)),
-        finish_reason: Some(finish_reason(&reply.finish, has_calls).into()),
-        matched_stop: matched_stop(&reply.finish),
+        finish_reason: Some(reply.finish.openai(has_calls).into()),
+        matched_stop: reply.finish.matched_stop(),
         hidden_states: None,
     }
 }
@@ -85,23 +85,5 @@ fn tool_call(call: Call) -> ToolCall {
             name: call.name,
             arguments: Some(call.arguments),
         },
-    }
-}
-
-/// Returns the reason of an end in OpenAI's words.
-fn finish_reason(finish: &Finish, has_calls: bool) -> &'static str {
-    match finish {
-        Finish::Length => "length",
-        _ if has_calls => "tool_calls",
-        Finish::Stop | Finish::StopToken(_) | Finish::StopString(_) => "stop",
-    }
-}
-
-/// Returns which of the request's own stops ended an answer.
-fn matched_stop(finish: &Finish) -> Option<Value> {
-    match finish {
-        Finish::StopString(text) => Some(text.as_str().into()),
-        Finish::StopToken(token) => Some((*token).into()),
-        Finish::Stop | Finish::Length => None,
     }
 }

@@ -1,36 +1,33 @@
 //! The chunks of a chat completion.
 
-use super::{finish_reason, matched_stop};
-use crate::generate::{Answers, Total, Update};
+use crate::chunks::ChunkForm;
+use crate::generate::{Finish, Logprobs};
 use crate::logprobs::Vocabulary;
 use crate::output::Part;
-use crate::sampling::StreamFields;
-use crate::sse::{self, EventWriter};
+use crate::sse;
 use axum::response::sse::Event;
 use openai_protocol::chat::{ChatCompletionStreamResponse, ChatMessageDelta, ChatStreamChoice};
-use openai_protocol::common::{ChatLogProbs, FunctionCallDelta, ToolCallDelta, Usage};
-use std::sync::Arc;
+use openai_protocol::common::{FunctionCallDelta, ToolCallDelta, Usage};
 
-/// Writes `chat.completion.chunk` objects.
-pub(super) struct ChunkWriter {
+/// The form of `chat.completion.chunk` objects.
+pub(super) struct ChatForm {
     /// A chunk without choices and usage.
     chunk: ChatCompletionStreamResponse,
-    options: StreamFields,
-    vocabulary: Option<Arc<Vocabulary>>,
-    /// For each choice, true if it has calls of tools.
-    has_calls: Vec<bool>,
-    total: Total,
+    answers: Vec<AnswerState>,
 }
 
-impl ChunkWriter {
-    pub fn new(
-        id: String,
-        created: u64,
-        model: String,
-        answers: &Answers,
-        options: StreamFields,
-        vocabulary: Option<Arc<Vocabulary>>,
-    ) -> Self {
+/// What was written of an answer.
+#[derive(Debug, Clone, Copy, Default)]
+struct AnswerState {
+    /// True after the role.
+    started: bool,
+    /// True if it has calls of tools.
+    has_calls: bool,
+}
+
+impl ChatForm {
+    /// `answers` is the number of answers.
+    pub fn new(id: String, created: u64, model: String, answers: usize) -> Self {
         Self {
             chunk: ChatCompletionStreamResponse {
                 id,
@@ -41,104 +38,61 @@ impl ChunkWriter {
                 choices: Vec::new(),
                 usage: None,
             },
-            options,
-            vocabulary,
-            has_calls: vec![false; answers.len()],
-            total: answers.total(),
+            answers: vec![AnswerState::default(); answers],
         }
     }
+}
 
-    /// Returns the event of a chunk with one choice or none.
+impl ChunkForm for ChatForm {
+    type Choice = ChatStreamChoice;
+
+    /// The role is in a choice of its own before the first. The log probabilities are in the first
+    /// after it, the finish reason is in the last.
+    fn choices(
+        &mut self,
+        index: usize,
+        parts: Vec<Part>,
+        logprobs: Option<(&Vocabulary, &Logprobs)>,
+        finish: Option<Finish>,
+    ) -> Vec<ChatStreamChoice> {
+        let answer = &mut self.answers[index];
+        let mut deltas: Vec<_> = parts.into_iter().filter_map(delta).collect();
+        let is_call = |delta: &ChatMessageDelta| delta.tool_calls.is_some();
+        answer.has_calls |= deltas.iter().any(is_call);
+        // Clients take the end of a call from a chunk after it.
+        let needs_end = finish.is_some() && deltas.last().is_none_or(is_call);
+        if needs_end || (deltas.is_empty() && logprobs.is_some()) {
+            deltas.push(empty());
+        }
+        let mut choices: Vec<_> = deltas
+            .into_iter()
+            .map(|delta| choice(index, delta))
+            .collect();
+        if let Some(first) = choices.first_mut() {
+            first.logprobs = logprobs.map(|(vocabulary, logprobs)| vocabulary.chat([logprobs]));
+        }
+        if let (Some(last), Some(finish)) = (choices.last_mut(), finish) {
+            last.finish_reason = Some(finish.openai(answer.has_calls).into());
+            last.matched_stop = finish.matched_stop();
+        }
+        if !answer.started && !choices.is_empty() {
+            answer.started = true;
+            let role = ChatMessageDelta {
+                role: Some("assistant".into()),
+                content: Some(String::new()),
+                ..empty()
+            };
+            choices.insert(0, choice(index, role));
+        }
+        choices
+    }
+
     fn event(&mut self, choice: Option<ChatStreamChoice>, usage: Option<Usage>) -> Event {
         self.chunk.choices.clear();
         self.chunk.choices.extend(choice);
         self.chunk.usage = usage;
         sse::data(&self.chunk)
     }
-
-    /// Returns the usage so far if every chunk has it.
-    fn continuous_usage(&self) -> Option<Usage> {
-        self.options
-            .continuous_usage
-            .then(|| self.total.counts.openai())
-    }
-
-    /// Returns the events of an answer's parts. The log probabilities go with the first of them.
-    fn deltas(
-        &mut self,
-        index: usize,
-        parts: Vec<Part>,
-        mut logprobs: Option<ChatLogProbs>,
-    ) -> Vec<Event> {
-        let mut deltas: Vec<_> = parts.into_iter().filter_map(delta).collect();
-        self.has_calls[index] |= deltas.iter().any(|delta| delta.tool_calls.is_some());
-        if deltas.is_empty() && logprobs.is_some() {
-            deltas.push(empty());
-        }
-        let deltas = deltas.into_iter().map(|delta| {
-            self.choice_event(ChatStreamChoice {
-                logprobs: logprobs.take(),
-                ..choice(index, delta)
-            })
-        });
-        deltas.collect()
-    }
-
-    fn choice_event(&mut self, choice: ChatStreamChoice) -> Event {
-        let usage = self.continuous_usage();
-        self.event(Some(choice), usage)
-    }
-}
-
-impl EventWriter for ChunkWriter {
-    fn start(&mut self) -> Vec<Event> {
-        let choices = 0..self.has_calls.len();
-        choices
-            .map(|index| {
-                let delta = ChatMessageDelta {
-                    role: Some("assistant".into()),
-                    content: Some(String::new()),
-                    ..empty()
-                };
-                self.choice_event(choice(index, delta))
-            })
-            .collect()
-    }
-
-    fn update(&mut self, index: usize, update: Update) -> Vec<Event> {
-        self.total.count(index, &update);
-        match update {
-            Update::Token { parts, logprobs } => {
-                let logprobs = match (&self.vocabulary, &logprobs) {
-                    (Some(vocabulary), Some(logprobs)) => Some(vocabulary.chat([logprobs])),
-                    _ => None,
-                };
-                self.deltas(index, parts, logprobs)
-            }
-            Update::End { parts, finish, .. } => {
-                let mut events = self.deltas(index, parts, None);
-                let reason = finish_reason(&finish, self.has_calls[index]);
-                events.push(self.choice_event(ChatStreamChoice {
-                    finish_reason: Some(reason.into()),
-                    matched_stop: matched_stop(&finish),
-                    ..choice(index, empty())
-                }));
-                events
-            }
-            Update::Failed(error) => vec![sse::data(&error.openai()), done()],
-        }
-    }
-
-    fn end(&mut self) -> Vec<Event> {
-        let usage = self.options.usage.then(|| self.total.counts.openai());
-        let usage = usage.map(|usage| self.event(None, Some(usage)));
-        usage.into_iter().chain([done()]).collect()
-    }
-}
-
-/// Returns the event that ends a stream of OpenAI's API.
-pub(crate) fn done() -> Event {
-    Event::default().data("[DONE]")
 }
 
 fn empty() -> ChatMessageDelta {

@@ -4,11 +4,12 @@ mod request;
 mod stream;
 
 use self::request::CompletionJob;
-use self::stream::ChunkWriter;
+use self::stream::CompletionForm;
 use crate::auth::Client;
 use crate::body::Json;
+use crate::chunks::ChunkWriter;
 use crate::error::{ApiError, json};
-use crate::generate::{Finish, Reply};
+use crate::generate::Reply;
 use crate::sse;
 use crate::state::ApiState;
 use axum::Extension;
@@ -29,7 +30,8 @@ pub(crate) async fn create(
     let answers = state.generate(job.job)?;
     let (id, created, model) = (state.new_id("cmpl-"), state.now(), job.model);
     if let Some(options) = job.stream {
-        let writer = ChunkWriter::new(id, created, model, &answers, options, vocabulary, echoes);
+        let form = CompletionForm::new(id, created, model, echoes);
+        let writer = ChunkWriter::new(form, &answers, options, vocabulary);
         return Ok(sse::respond(answers, writer));
     }
     let (replies, usage) = answers.collect().await?;
@@ -59,19 +61,7 @@ fn choice(index: usize, reply: Reply, echo: String) -> CompletionChoice {
         text: echo + &reply.parts.content,
         index: index as u32,
         logprobs: None,
-        finish_reason: Some(finish_reason(&reply.finish).into()),
-        matched_stop: match &reply.finish {
-            Finish::StopString(text) => Some(text.as_str().into()),
-            Finish::StopToken(token) => Some((*token).into()),
-            Finish::Stop | Finish::Length => None,
-        },
-    }
-}
-
-/// Returns the reason of an end in OpenAI's words.
-fn finish_reason(finish: &Finish) -> &'static str {
-    match finish {
-        Finish::Length => "length",
-        Finish::Stop | Finish::StopToken(_) | Finish::StopString(_) => "stop",
+        finish_reason: Some(reply.finish.openai(false).into()),
+        matched_stop: reply.finish.matched_stop(),
     }
 }

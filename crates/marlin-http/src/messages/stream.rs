@@ -137,6 +137,7 @@ impl EventWriter for MessageWriter {
                 parts,
                 finish,
                 counts,
+                ..
             } => {
                 self.parts(parts, &mut events);
                 self.finish(finish, counts, &mut events);

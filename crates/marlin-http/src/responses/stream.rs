@@ -180,6 +180,7 @@ impl EventWriter for ResponseWriter {
                 parts,
                 finish,
                 counts,
+                ..
             } => {
                 parts.into_iter().for_each(|part| self.part(part));
                 let status = super::finish(&mut self.response, &finish, counts, seconds());

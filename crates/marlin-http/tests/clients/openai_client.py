@@ -57,6 +57,15 @@ def chat_stream(address):
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "one two"
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].usage.completion_tokens == 8 and not chunks[-1].choices
+    # What may become a stop string comes at the end, with the reason of it.
+    with client(address).chat.completions.stream(
+        model=MODEL, messages=user(say("one EN")), stop="END"
+    ) as stream:
+        chunks = [event.chunk for event in stream if event.type == "chunk"]
+        final = stream.get_final_completion().choices[0]
+    last = chunks[-1].choices[0]
+    assert last.delta.content == "EN" and last.finish_reason == "stop"
+    assert final.message.content == "one EN" and final.finish_reason == "stop"
 
 
 def chat_options(address):
@@ -141,6 +150,10 @@ def completions(address):
     assert len(answer.choices[0].logprobs.tokens) == 5
     stream = api.create(model=MODEL, prompt=say("Hi"), stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == "Hi"
+    stream = api.create(model=MODEL, prompt=say("Hi"), max_tokens=2, echo=True, stream=True)
+    choices = [chunk.choices[0] for chunk in stream]
+    assert [choice.text for choice in choices] == [say("Hi") + "H", "i"]
+    assert [choice.finish_reason for choice in choices] == [None, "length"]
 
 
 def responses(address):

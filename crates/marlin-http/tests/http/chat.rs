@@ -124,6 +124,49 @@ fn a_stream_has_the_text_of_the_answer_in_one_piece() {
     assert_eq!(whole["usage"]["completion_tokens"], 120);
     let chunks = response.chunks();
     assert!(chunks.iter().all(|chunk| chunk.get("usage").is_none()));
+    // The role of each choice is right before its first text.
+    let choices = chunks.iter().map(|chunk| &chunk["choices"][0]);
+    let choices: Vec<&Value> = choices.collect();
+    let roles = choices
+        .windows(2)
+        .filter(|pair| pair[0]["delta"]["role"] == "assistant");
+    let starts: Vec<_> = roles
+        .map(|pair| {
+            assert_eq!(pair[0]["index"], pair[1]["index"]);
+            let text = pair[1]["delta"]["content"].as_str().unwrap();
+            let index = pair[0]["index"].as_u64().unwrap() as usize;
+            assert!(!text.is_empty() && texts[index].starts_with(text));
+            index
+        })
+        .collect();
+    assert_eq!(starts.len(), 3, "{starts:?}");
+}
+
+#[test]
+fn the_reason_of_the_end_is_in_the_chunk_of_the_last_text() {
+    let server = TestServer::start();
+    for (text, fields, last, reason) in [
+        ("héllo", json!({ "max_tokens": 3 }), Some("é"), "length"),
+        // What may become a stop string is held back until the end of the sequence.
+        ("one EN", json!({ "stop": "END" }), Some("EN"), "stop"),
+        // The token that ends a text has none itself.
+        ("one END", json!({ "stop": "END" }), None, "stop"),
+        ("one", json!({}), None, "stop"),
+    ] {
+        let mut request = say(text, fields);
+        request["stream"] = true.into();
+        let chunks = post(server.address, PATH, &request).chunks();
+        let choices = chunks.iter().map(|chunk| &chunk["choices"][0]);
+        let mut choices: Vec<&Value> = choices.collect();
+        let end = choices.pop().unwrap();
+        assert_eq!(end["finish_reason"], reason, "{end}");
+        assert_eq!(end["delta"]["content"].as_str(), last, "{end}");
+        assert!(
+            choices
+                .iter()
+                .all(|choice| choice["finish_reason"].is_null())
+        );
+    }
 }
 
 #[test]
@@ -322,8 +365,9 @@ fn failures_of_the_executor_have_a_reason_and_health_says_so() {
         &body("\u{3}", json!({ "stream": true })),
     );
     assert_eq!(response.status, 200);
-    let last = response.chunks().pop().unwrap();
-    assert_eq!(last["error"]["code"], "engine_error");
+    let chunks = response.chunks();
+    assert_eq!(chunks.len(), 1, "no chunk comes before the first token");
+    assert_eq!(chunks[0]["error"]["code"], "engine_error");
     let (status, _) = refused(server.address, &body("\u{5}", json!({})));
     assert_eq!(status, 500);
     let health = crate::support::client::get(server.address, "/health");

@@ -92,14 +92,31 @@ fn the_events_of_a_stream_are_those_of_the_api_to_the_byte() {
     };
     let usage = "\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":3,\"total_tokens\":8,\"prompt_tokens_details\":{\"cached_tokens\":0}}";
     let expected = [
-        chunk("\\u0001ab\\u0002", "null"),
-        chunk("a", "null"),
+        // The prompt comes with the first token.
+        chunk("\\u0001ab\\u0002a", "null"),
         chunk("b", "null"),
         chunk("", "\"stop\""),
         format!("{head}],\"model\":\"test/model\",{usage}}}\n\n"),
         "data: [DONE]\n\n".to_string(),
     ];
     assert_eq!(response.text(), expected.concat());
+}
+
+#[test]
+fn the_reason_of_the_end_is_in_the_chunk_of_the_last_text() {
+    let server = TestServer::start();
+    let fields = json!({ "stream": true, "max_tokens": 2, "logprobs": 1 });
+    let request = body(json!("\u{1}abc\u{2}"), fields);
+    let chunks = post(server.address, PATH, &request).chunks();
+    let choices = chunks.iter().map(|chunk| &chunk["choices"][0]);
+    let choices = choices.map(|choice| {
+        let tokens = &choice["logprobs"]["tokens"];
+        json!([choice["text"], tokens, choice["finish_reason"]])
+    });
+    assert_eq!(
+        choices.collect::<Vec<_>>(),
+        [json!(["a", ["a"], null]), json!(["b", ["b"], "length"])]
+    );
 }
 
 #[test]

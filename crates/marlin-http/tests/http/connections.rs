@@ -48,6 +48,32 @@ fn a_client_that_vanishes_ends_its_request() {
     assert_eq!(server.engine.metrics().ended.cancelled, 2);
 }
 
+#[test]
+fn the_role_and_the_first_text_of_a_chat_are_one_write() {
+    let server = TestServer::start();
+    let messages = json!([{ "role": "user", "content": "\u{6}" }]);
+    let body = json!({ "model": "alias", "messages": messages, "max_tokens": 9, "stream": true });
+    let head = bytes(
+        "POST",
+        "/v1/chat/completions",
+        &[JSON],
+        body.to_string().as_bytes(),
+    );
+    let mut connection = connect(server.address);
+    connection.write_all(&head).unwrap();
+    let mut seen = String::new();
+    let mut piece = [0; 1 << 16];
+    while !seen.contains("data: ") {
+        let len = connection.read(&mut piece).unwrap();
+        assert!(len > 0, "the connection ended after {seen:?}");
+        seen += std::str::from_utf8(&piece[..len]).unwrap();
+    }
+    let deltas: Vec<&str> = seen.split("\"delta\":").skip(1).collect();
+    assert!(deltas.len() >= 2, "{seen}");
+    assert!(deltas[0].starts_with("{\"role\":\"assistant\",\"content\":\"\"}"));
+    assert!(deltas[1].starts_with("{\"content\":\""), "{seen}");
+}
+
 /// A request for 64 streams of 4000 tokens, some 180 MB.
 fn flood() -> Vec<u8> {
     let body = json!({

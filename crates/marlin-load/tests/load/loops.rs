@@ -1,7 +1,9 @@
 //! Open and closed loops, prompts and connections.
 
 use crate::server::{Behaviour, Server};
-use marlin_load::{Amount, Length, LoadError, LoadOptions, PromptKind, run};
+use marlin_load::{
+    Amount, Length, LoadError, LoadOptions, LoadProgress, PromptKind, run, run_with,
+};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -53,8 +55,20 @@ fn a_closed_loop_has_as_many_requests_as_it_may() {
     options.load.concurrency = Some(6);
     options.amount = Amount::Requests(30);
     options.api_key = Some("secret".into());
-    let report = run(&options).unwrap();
+    let mut progress = Vec::new();
+    let report = run_with(&options, |now| progress.push(now)).unwrap();
     assert_eq!(report.metrics.completed, 30);
+    let all = LoadProgress {
+        sent: 30,
+        ended: 30,
+        failed: 0,
+    };
+    assert_eq!(progress.last(), Some(&all));
+    let most = |now: &LoadProgress| now.ended <= now.sent && now.sent <= now.ended + 6;
+    assert!(
+        progress.len() > 5 && progress.iter().all(most),
+        "{progress:?}"
+    );
     assert_eq!(server.log.most_running.load(Ordering::SeqCst), 6);
     let connections = server.log.connections.load(Ordering::SeqCst);
     assert!(
@@ -138,5 +152,28 @@ fn options_without_a_meaning_are_refused() {
     for url in ["https://127.0.0.1", "127.0.0.1:80", "", "http://", "/v1"] {
         let error = run(&LoadOptions::new(url)).unwrap_err();
         assert!(matches!(error, LoadError::Url { .. }), "{url}: {error}");
+    }
+}
+
+#[test]
+fn load_stays_on_this_machine_unless_it_is_told_otherwise() {
+    // Addresses of documentation, which nobody has.
+    for url in [
+        "http://192.0.2.1:8000",
+        "http://[2001:db8::1]",
+        "http://0.0.0.0:1",
+    ] {
+        let error = run(&LoadOptions::new(url)).unwrap_err();
+        assert!(matches!(error, LoadError::Remote { .. }), "{url}: {error}");
+    }
+    let server = slow();
+    for allow_remote in [false, true] {
+        let mut options = options(&server);
+        options.allow_remote = allow_remote;
+        options.amount = Amount::Requests(1);
+        for host in ["127.0.0.1", "localhost"] {
+            options.base_url = server.url().replace("127.0.0.1", host);
+            assert_eq!(run(&options).unwrap().metrics.completed, 1, "{host}");
+        }
     }
 }

@@ -23,6 +23,9 @@ pub enum TokenEvent {
         text: String,
         /// The log probabilities, if the request asks for them.
         logprobs: Option<TokenLogprobs>,
+        /// True if the token completes the request: [`End`](TokenEvent::End) follows at once, and a
+        /// reader may wait for it to pass both on together.
+        is_last: bool,
     },
     /// The request is complete.
     End {

@@ -188,6 +188,7 @@ impl<'t> Live<'t> {
             token,
             text,
             logprobs,
+            is_last: self.last.is_some() || self.usage().completion_tokens == self.max_tokens,
         };
         if let Err(error) = self.events.try_send(event) {
             self.last = Some(if error.is_disconnected() {

@@ -99,20 +99,30 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Reads a stream to its end. Checks that nothing comes after the last event.
+    /// Reads a stream to its end. Checks that nothing comes after the last event, and that the last
+    /// token of a complete request says so.
     pub fn read(mut stream: EventStream) -> Self {
         let mut tokens = Vec::new();
         let mut all = String::new();
+        let mut complete = false;
         let (end, usage) = loop {
             match block_on(stream.next()).expect("the last event has not come") {
-                TokenEvent::Token { token, text, .. } => {
+                TokenEvent::Token {
+                    token,
+                    text,
+                    is_last,
+                    ..
+                } => {
+                    assert!(!complete, "a token after the last one");
                     tokens.push(token);
                     all += &text;
+                    complete = is_last;
                 }
                 TokenEvent::End { reason, usage } => break (Ok(reason), usage),
                 TokenEvent::Failed { reason, usage } => break (Err(reason), usage),
             }
         };
+        assert_eq!(complete, end.is_ok(), "whether a token was the last one");
         assert_eq!(block_on(stream.next()), None);
         Self {
             tokens,
