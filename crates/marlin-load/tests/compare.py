@@ -3,11 +3,16 @@
 
 All three send a closed loop of requests to one server, which is a server of this script that waits
 before tokens as it is told, or the one at `--url`. Figures that are more than `--tolerance` apart
-are an error. It needs the packages `aiperf` or `genai-bench`, and a tokenizer.
+are an error. It needs a tokenizer, and the programs of `aiperf` 0.13.0 or `genai-bench` 0.0.5 in the
+path, each of which installs in an environment of its own. On a machine with other work the clients
+in Python are late, and the figures say nothing.
 
     cargo build --workspace --bin burn-marlin
     python crates/marlin-load/tests/compare.py --ours target/debug/burn-marlin \\
         --tokenizer examples/train-tiny-llama/model
+
+`--url http://127.0.0.1:8000 --model tiny` compares them on a server that was started with
+`burn-marlin serve examples/train-tiny-llama/model --device flex --served-model-name tiny`.
 """
 
 import argparse

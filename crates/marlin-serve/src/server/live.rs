@@ -184,11 +184,15 @@ impl<'t> Live<'t> {
                 return Outcome::Failed(reason);
             }
         };
+        let is_last = match &self.last {
+            Some(last) => matches!(last, Last::End(_)),
+            None => self.usage().completion_tokens == self.max_tokens,
+        };
         let event = TokenEvent::Token {
             token,
             text,
             logprobs,
-            is_last: self.last.is_some() || self.usage().completion_tokens == self.max_tokens,
+            is_last,
         };
         if let Err(error) = self.events.try_send(event) {
             self.last = Some(if error.is_disconnected() {
