@@ -182,10 +182,9 @@ fn change(
     texts: &mut Vec<String>,
     random: &mut StdRng,
 ) {
-    let paths = paths(root);
-    let path = paths.choose(random).unwrap().clone();
+    let path = paths(root).choose(random).unwrap().clone();
     let other = &others.choose(random).unwrap().1;
-    let other_path = self::paths(other).choose(random).unwrap().clone();
+    let other_path = paths(other).choose(random).unwrap().clone();
     let other = other.pointer(&other_path).unwrap().clone();
     let mut text = |text: String| {
         texts.push(text);
