@@ -8,7 +8,9 @@ mod llvm;
 mod nvidia;
 mod package;
 mod process;
+mod python;
 mod runner;
+mod serve;
 mod test;
 
 use clap::{Parser, Subcommand};
@@ -35,8 +37,12 @@ enum Command {
     /// Flex.
     Check,
     /// Run every check except the slow ones: format, clippy, docs, tests, machine code that is not
-    /// in the ledger, doc tests, book.
+    /// in the ledger, doc tests, Python's clients of the server, book.
     Test,
+    /// Run the slower checks of the server: 10,000 requests to the shipped model, 1,000,000
+    /// simulated ones, 100,000 mutated bodies and texts, the page in Chromium, Python's clients, and
+    /// two servers behind SGLang's router.
+    TestServe,
     /// Run the slow checks: clippy without a CubeCL runtime, and the machine code of every
     /// configuration.
     Slow,
@@ -92,6 +98,7 @@ fn main() -> ExitCode {
         Command::Demo => demo::run_all(),
         Command::Check => test::run_quick(),
         Command::Test => test::run_all(),
+        Command::TestServe => serve::run_slow(),
         Command::Slow => test::run_slow(),
         Command::Proof { bless, all } => nvidia::prove(match (bless, all) {
             (true, _) => Proof::Bless,
@@ -148,7 +155,15 @@ mod tests {
             let words = ["xtask"].into_iter().chain(name.split(' '));
             Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
-        for name in ["setup", "check", "test", "slow", "package", "book"] {
+        for name in [
+            "setup",
+            "check",
+            "test",
+            "test-serve",
+            "slow",
+            "package",
+            "book",
+        ] {
             assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
         }
     }

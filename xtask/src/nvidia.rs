@@ -4,11 +4,10 @@
 //! `tests/sass` compiles the kernels with this compiler for every card, which needs no GPU and no
 //! driver.
 
-use crate::llvm;
-use crate::process::{Error, cargo, install_packages, run, step, target};
+use crate::process::{Error, cargo, run, step, target};
+use crate::{llvm, python};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// The environment variable with the compiler's folder, which `tests/sass` reads.
 pub const VARIABLE: &str = "BURN_MARLIN_NVIDIA";
@@ -74,53 +73,8 @@ pub fn set_up() -> Result<Option<PathBuf>, Error> {
         return Ok(None);
     }
     let environment = target().join("nvidia");
-    // The stamp is written last: a folder with it has a complete installation of these versions.
-    let stamp = environment.join("installed");
-    let wanted = WHEELS.join("\n");
-    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
-        return compiler(&environment).map(Some);
-    }
-    println!(
-        "xtask: installing NVIDIA's compiler into {}, to compile the kernels for every card without a GPU",
-        environment.display()
-    );
-    if !has_venv() {
-        install_packages(
-            &["python3-venv"],
-            "NVIDIA's compiler is installed with Python's venv and pip, which are missing here",
-        )?;
-    }
-    run(Command::new("python3")
-        .args(["-m", "venv", "--clear"])
-        .arg(&environment))?;
-    let mut install = Command::new(environment.join("bin/python"));
-    install
-        .args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-        ])
-        .args(WHEELS);
-    run(&mut install)?;
-    let folder = compiler(&environment)?;
-    fs::write(&stamp, wanted).map_err(Error::file(&stamp))?;
-    Ok(Some(folder))
-}
-
-/// Returns true if `python3` can create virtual environments. Debian's Python lacks `ensurepip`
-/// without the package `python3-venv`.
-fn has_venv() -> bool {
-    let probe = Command::new("python3")
-        .args(["-c", "import ensurepip, venv"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    probe.is_ok_and(|status| status.success())
+    python::install(&environment, &WHEELS, "NVIDIA's compiler")?;
+    compiler(&environment).map(Some)
 }
 
 /// Returns the folder of the compiler in the environment:

@@ -2,9 +2,10 @@
 
 use crate::nvidia::Proof;
 use crate::process::{Error, cargo, output, run, step};
-use crate::{book, gpu, llvm, nvidia, runner};
+use crate::{book, gpu, llvm, nvidia, runner, serve};
 
-/// Runs every check except those of [`run_slow`]; stops at the first failure.
+/// Runs every check except those of [`run_slow`] and [`serve::run_slow`]; stops at the first
+/// failure.
 pub fn run_all() -> Result<(), Error> {
     let compiler = step("set-up", || {
         llvm::set_up()?;
@@ -21,8 +22,12 @@ pub fn run_all() -> Result<(), Error> {
     step("doc tests", || {
         run(&mut cargo(["test", "--workspace", "--doc"]))
     })?;
+    let skipped = step("clients", serve::run_clients)?;
     step("book", || book::build(false))?;
     gpu::print_last_runs();
+    if let Some(skipped) = skipped {
+        println!("{skipped}");
+    }
     Ok(())
 }
 

@@ -209,14 +209,14 @@ mod tests {
         }
     }
 
-    /// 10,000 answers of random parts take 0.1 s.
+    /// 100,000 answers of random parts take 1 s.
     #[test]
     fn pieces_change_nothing() {
         let mut rng = marlin_testing::rng();
         const PARTS: [&str; 9] = [
             "<think>", "</think>", "<", "</", "think>", " ", "\n", "é", "text",
         ];
-        for _ in 0..10_000 {
+        for _ in 0..100_000 {
             let answer: String = (0..rng.random_range(0..12))
                 .map(|_| PARTS[rng.random_range(0..PARTS.len())])
                 .collect();

@@ -58,6 +58,7 @@ const NOT_IMPLEMENTED: [&str; 20] = [
 /// | `POST /v1/messages/count_tokens` | the tokens of a message's prompt |
 /// | `GET /v1/models`, `GET /v1/models/MODEL` | the served model |
 /// | `POST /tokenize`, `POST /detokenize` | tokens of a text or conversation, and back |
+/// | `GET /server_info`, `GET /model_info` | name and limits of the server, for SGLang's router |
 /// | `GET /health` | 200, or 503 with the reason |
 /// | `GET /metrics` | the figures of the engine, under vLLM's names, for Prometheus |
 /// | `GET /version` | the version of this crate |
@@ -75,6 +76,8 @@ pub fn router(state: ApiState) -> Router {
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
+        .route("/server_info", get(status::server_info))
+        .route("/model_info", get(status::model_info))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize));
     for path in NOT_IMPLEMENTED {

@@ -1,4 +1,4 @@
-//! `/health`, `/version` and `/metrics`.
+//! What the server says of itself.
 
 use crate::error::{failure, json};
 use crate::state::ApiState;
@@ -32,6 +32,23 @@ pub(crate) async fn health(State(state): State<ApiState>) -> Response {
 /// Answers `GET /version`.
 pub(crate) async fn version() -> Response {
     json(&json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+/// Answers `GET /server_info`: what SGLang's router asks a worker for.
+pub(crate) async fn server_info(State(state): State<ApiState>) -> Response {
+    let scheduler = &state.engine().options().scheduler;
+    // Without `model_path`, from which the router would load a tokenizer of its own.
+    json(&json!({
+        "served_model_name": state.model().name,
+        "version": env!("CARGO_PKG_VERSION"),
+        "max_running_requests": scheduler.max_sequences,
+        "max_total_tokens": (scheduler.pages as usize).saturating_mul(scheduler.page_size),
+    }))
+}
+
+/// Answers `GET /model_info`: what SGLang's router asks a worker for.
+pub(crate) async fn model_info() -> Response {
+    json(&json!({ "is_generation": true }))
 }
 
 /// Answers `GET /metrics`, in the text format of OpenMetrics, which Prometheus reads.

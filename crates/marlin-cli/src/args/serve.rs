@@ -35,7 +35,7 @@ pub struct ServeArgs {
     /// Sequences that run at once.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=MAX_SEQUENCES as i64))]
     pub max_sequences: u16,
-    /// Requests that wait for others to end; further ones are answered with 503.
+    /// Requests that wait for others to end; further ones are answered with 429.
     #[arg(long, default_value_t = 1024)]
     pub max_waiting: usize,
     /// Tokens of a step, prompts and decode together; by default as many as one pass over the

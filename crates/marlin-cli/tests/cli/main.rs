@@ -20,6 +20,8 @@ mod quantize_methods;
 mod quantize_refused;
 #[cfg(feature = "serve")]
 mod serve;
+#[cfg(feature = "serve")]
+mod serve_load;
 mod support;
 mod text;
 #[cfg(unix)]

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command};
 
 use serde_json::{Value, json};
@@ -10,14 +11,19 @@ use crate::support::{args, command, refuse, shipped};
 
 /// A server that ends with the test.
 pub struct Server {
-    child: Child,
+    pub child: Child,
     pub address: String,
 }
 
 impl Server {
     /// Starts a server of the shipped model on a free port, and waits until it listens.
     pub fn start(more: &[&str]) -> Self {
-        let mut arguments = args!["serve", shipped(), "--device", "flex", "--port", "0"];
+        Self::of(&shipped(), more)
+    }
+
+    /// Starts a server of a model.
+    pub fn of(model: &Path, more: &[&str]) -> Self {
+        let mut arguments = args!["serve", model, "--device", "flex", "--port", "0"];
         arguments.extend(more.iter().map(Into::into));
         let mut child = command(&arguments).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
@@ -39,7 +45,7 @@ impl Server {
     }
 
     /// Sends a request, and returns the status and the body of the answer.
-    fn ask(&self, request: &str, body: Option<&Value>) -> (u16, String) {
+    pub fn ask(&self, request: &str, body: Option<&Value>) -> (u16, String) {
         let body = body.map(Value::to_string).unwrap_or_default();
         let mut stream = TcpStream::connect(&self.address).unwrap();
         write!(

@@ -1,11 +1,13 @@
 //! The API over a loopback socket, with a pseudo-model.
 
+mod bodies;
 mod chat;
 mod completions;
 mod connections;
 mod form;
 mod hostile;
 mod messages;
+mod mutate;
 mod other;
 mod responses;
 mod support;

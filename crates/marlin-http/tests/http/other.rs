@@ -26,6 +26,11 @@ fn models_health_and_version() {
     let unknown = get(server.address, "/v1/models/gpt-4");
     assert_eq!(unknown.status, 404);
     assert_eq!(unknown.json()["error"]["code"], "model_not_found");
+    let info = get(server.address, "/server_info").json();
+    assert_eq!(info["served_model_name"], "test/model");
+    assert_eq!(info["max_total_tokens"], 2048 * 64);
+    let info = get(server.address, "/model_info").json();
+    assert_eq!(info, json!({ "is_generation": true }));
     let health = get(server.address, "/health");
     assert_eq!(
         (health.status, health.json()),

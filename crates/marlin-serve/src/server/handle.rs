@@ -31,6 +31,8 @@ pub(super) struct Submission {
     pub max_tokens: usize,
     pub arrival: Duration,
     pub events: mpsc::Sender<TokenEvent>,
+    /// True for a request of the server itself, which finds out whether steps succeed again.
+    pub is_trial: bool,
 }
 
 /// How a server is.
@@ -39,7 +41,8 @@ pub(super) struct Submission {
 pub enum Health {
     /// It takes requests, and the last step succeeded.
     Ok,
-    /// It takes requests, but the executor failed in the last step, for this reason.
+    /// It takes requests, but the executor failed in the last step, for this reason. Without
+    /// requests, the server [tries](super::ServerOptions::retry) further steps by itself.
     StepFailed(String),
     /// It takes no more requests, and completes those that it has.
     ShuttingDown,
@@ -111,6 +114,7 @@ impl ServerHandle {
             max_tokens,
             arrival: shared.clock.now(),
             events: sender,
+            is_trial: false,
         };
         let command = Command::Submit(Box::new(submission));
         if self.commands.send(command).is_err() {
@@ -230,6 +234,21 @@ impl Shared {
             waiting: AtomicUsize::new(0),
             health: Mutex::new(Health::Ok),
             waiters: Mutex::new(Some(Vec::new())),
+        }
+    }
+
+    /// Returns a request for one token after one token, whose events nobody reads, and counts it
+    /// into the waiting queue.
+    pub fn trial(&self) -> Submission {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let (events, _) = mpsc::channel(0);
+        Submission {
+            ticket: self.next_ticket.fetch_add(1, Ordering::Relaxed),
+            request: GenerationRequest::new(vec![0]),
+            max_tokens: 1,
+            arrival: self.clock.now(),
+            events,
+            is_trial: true,
         }
     }
 

@@ -54,6 +54,8 @@ pub(super) struct Live<'t> {
     pub last: Option<Last>,
     /// True while the executor has the sequence.
     pub in_executor: bool,
+    /// True for a request of the server itself.
+    pub is_trial: bool,
     cached_tokens: usize,
     pub times: Times,
 }
@@ -76,6 +78,7 @@ impl<'t> Live<'t> {
             max_tokens,
             arrival,
             events,
+            is_trial,
         } = submission;
         let mut stop_tokens = request.stop_token_ids.clone();
         if !request.ignore_eos {
@@ -96,6 +99,7 @@ impl<'t> Live<'t> {
             buffer: options.event_buffer,
             last: None,
             in_executor: false,
+            is_trial,
             cached_tokens: 0,
             times: Times {
                 arrival,

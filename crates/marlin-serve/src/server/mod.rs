@@ -34,7 +34,9 @@
 //!
 //! - A row [fails](RowOutput::Failed): its request fails.
 //! - A step [fails](ExecutorError::Call): the requests with a row in it fail, the others go on.
-//!   [`health`](ServerHandle::health) is [`Health::StepFailed`] until a step succeeds.
+//!   [`health`](ServerHandle::health) is [`Health::StepFailed`] until a step succeeds. A server
+//!   without requests tries a step of one token by itself, [a while](ServerOptions::retry) after the
+//!   failure: a router sends no requests to a server that says that it fails.
 //! - The [device is lost](ExecutorError::Lost), or the thread panics: all requests fail, and the
 //!   server ends. `health` is [`Health::Failed`].
 //!
@@ -75,6 +77,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 
 /// The options of a [`Server`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +88,11 @@ pub struct ServerOptions {
     pub eos_tokens: Vec<u32>,
     /// The most events of a request that wait to be read; by default 1024.
     pub event_buffer: usize,
+    /// The time from a failed step to a trial: a step of one token that the server computes while it
+    /// has no requests, so that its [health](ServerHandle::health) follows the device. It doubles
+    /// with each further failure, five times at most; by default one second. The figures of
+    /// requests do not count trials.
+    pub retry: Duration,
 }
 
 impl ServerOptions {
@@ -94,6 +102,7 @@ impl ServerOptions {
             scheduler,
             eos_tokens: Vec::new(),
             event_buffer: 1024,
+            retry: Duration::from_secs(1),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::event::{EndReason, FailReason};
 use super::handle::Shared;
-use super::live::{Last, Live, Times};
+use super::live::{Last, Live};
 use super::metrics::ServerMetrics;
 use crate::scheduler::Metrics;
 use std::time::Duration;
@@ -26,8 +26,11 @@ impl<'t> Recorder<'t> {
 
     /// Counts a request that left the waiting queue for the first time, with `cached` tokens of its
     /// prompt in the KV cache.
-    pub fn admitted(&mut self, prompt_tokens: usize, cached: usize) {
-        self.metrics.prefix_queries += prompt_tokens as u64;
+    pub fn admitted(&mut self, live: &Live<'_>, cached: usize) {
+        if live.is_trial {
+            return;
+        }
+        self.metrics.prefix_queries += live.prompt_tokens() as u64;
         self.metrics.prefix_hits += cached as u64;
     }
 
@@ -36,7 +39,12 @@ impl<'t> Recorder<'t> {
     }
 
     /// Counts a token of a request.
-    pub fn token(&mut self, prompt_tokens: usize, times: &mut Times, now: Duration) {
+    pub fn token(&mut self, live: &mut Live<'_>, now: Duration) {
+        if live.is_trial {
+            return;
+        }
+        let prompt_tokens = live.prompt_tokens();
+        let times = &mut live.times;
         let metrics = &mut self.metrics;
         metrics.generation_tokens += 1;
         self.step_tokens += 1;
@@ -62,6 +70,9 @@ impl<'t> Recorder<'t> {
 
     /// Counts a request that ended.
     pub fn ended(&mut self, live: &Live<'_>, last: &Last, now: Duration) {
+        if live.is_trial {
+            return;
+        }
         let ended = &mut self.metrics.ended;
         let count = match last {
             Last::End(EndReason::Length) => &mut ended.length,

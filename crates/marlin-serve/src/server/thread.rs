@@ -11,8 +11,11 @@ use crate::scheduler::{
 use marlin_text::Tokenizer;
 use rayon::prelude::*;
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
+
+/// How often the time from a failed step to a [trial](super::ServerOptions::retry) doubles.
+const MAX_DOUBLINGS: u32 = 5;
 
 /// The state of a server's thread.
 pub(super) struct ServerThread<'t, E: Executor> {
@@ -31,6 +34,8 @@ pub(super) struct ServerThread<'t, E: Executor> {
     max_steps: usize,
     /// When the server ends, once it is shutting down.
     shutdown: Option<Duration>,
+    /// The steps that failed since the last one that succeeded.
+    failures: u32,
     recorder: Recorder<'t>,
 }
 
@@ -63,6 +68,7 @@ impl<'t, E: Executor> ServerThread<'t, E> {
             in_flight: VecDeque::new(),
             max_steps,
             shutdown: None,
+            failures: 0,
             recorder: Recorder::new(shared),
             shared,
         }
@@ -118,10 +124,14 @@ impl<'t, E: Executor> ServerThread<'t, E> {
             }
             let command = if idle {
                 self.recorder.publish(self.scheduler.metrics());
-                let Ok(command) = self.commands.recv() else {
-                    return false;
-                };
-                command
+                match self.wait() {
+                    Ok(command) => command,
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.submit(self.shared.trial());
+                        break;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                }
             } else {
                 let Ok(command) = self.commands.try_recv() else {
                     break;
@@ -148,6 +158,17 @@ impl<'t, E: Executor> ServerThread<'t, E> {
             }
         }
         true
+    }
+
+    /// Waits for a command: after a failed step, until it is time for a trial.
+    fn wait(&self) -> Result<Command, RecvTimeoutError> {
+        if self.failures == 0 {
+            let command = self.commands.recv();
+            return command.map_err(|_| RecvTimeoutError::Disconnected);
+        }
+        let doublings = (self.failures - 1).min(MAX_DOUBLINGS);
+        let pause = self.shared.options.retry.saturating_mul(1 << doublings);
+        self.commands.recv_timeout(pause)
     }
 
     fn submit(&mut self, submission: Submission) {
@@ -211,7 +232,7 @@ impl<'t, E: Executor> ServerThread<'t, E> {
             };
             if live.times.admitted.is_none() {
                 self.shared.left_queue();
-                self.recorder.admitted(live.prompt_tokens(), chunk.start);
+                self.recorder.admitted(live, chunk.start);
                 if let Err(error) = live.admit(self.tokenizer, chunk.start, now) {
                     refused.push((request, FailReason::Text(error_text(&error))));
                     continue;
@@ -236,6 +257,8 @@ impl<'t, E: Executor> ServerThread<'t, E> {
     fn finish_step(&mut self, step: StepInFlight<E::InFlight>) -> Result<(), ExecutorError> {
         let StepInFlight { step, started, .. } = step;
         let rows: Vec<_> = rows(&step).collect();
+        // A step without rows says nothing about the executor.
+        let is_computed = matches!(started, Ok(Some(_)));
         let outputs = match started {
             Ok(Some(in_flight)) => self.executor.finish(in_flight),
             Ok(None) => Ok(Vec::new()),
@@ -249,7 +272,10 @@ impl<'t, E: Executor> ServerThread<'t, E> {
         self.give_masks()?; // First: the next step waits for them.
         let outcomes = match outputs {
             Ok(outputs) => {
-                self.shared.set_health(Health::Ok);
+                if is_computed {
+                    self.failures = 0;
+                    self.shared.set_health(Health::Ok);
+                }
                 let rows = rows.into_iter().zip(outputs);
                 rows.map(|((request, samples), output)| {
                     self.take_output(request, samples, output, now)
@@ -258,6 +284,7 @@ impl<'t, E: Executor> ServerThread<'t, E> {
             }
             Err(ExecutorError::Call(reason)) => {
                 tracing::warn!("step {} failed: {reason}", step.id);
+                self.failures = self.failures.saturating_add(1);
                 self.shared.set_health(Health::StepFailed(reason.clone()));
                 vec![Outcome::Failed(reason); rows.len()]
             }
@@ -337,8 +364,7 @@ impl<'t, E: Executor> ServerThread<'t, E> {
         match (output, samples) {
             (RowOutput::Computed, false) => Outcome::Computed,
             (RowOutput::Token { token, logprobs }, true) => {
-                self.recorder
-                    .token(live.prompt_tokens(), &mut live.times, now);
+                self.recorder.token(live, now);
                 live.push(token, logprobs)
             }
             (RowOutput::Failed(reason), _) => Outcome::Failed(reason),

@@ -68,6 +68,41 @@ fn a_failed_step_fails_all_its_requests_and_shows_in_the_health() {
     assert_eq!(fixture.idle(3).ended.failed, 2);
 }
 
+/// A server that failed is asked nothing by a router: it finds out by itself that steps succeed.
+/// Takes about 0.3 s, the times between trials.
+#[test]
+fn a_server_without_requests_tries_steps_after_a_failure() {
+    let fixture = Fixture::new(|options| options.retry = Duration::from_millis(20));
+    // The prompt of a trial is token 0.
+    for prompt in [BROKEN, 0] {
+        let mut state = fixture.control.state();
+        state.faults.insert(prompt, Fault::Finish);
+    }
+    let broken = fixture.run(greedy(vec![BROKEN; 6], 10));
+    assert_eq!(broken.end, executor_failure("a step fails"));
+    let start = Instant::now();
+    // One or two steps of the request, and trials after times that double from 20 ms or 40 ms.
+    fixture.control.wait_for_steps(4);
+    assert!(start.elapsed() >= Duration::from_millis(100));
+    let failed = Health::StepFailed("a step fails".into());
+    assert_eq!(fixture.handle.health(), failed);
+    fixture.control.state().faults.remove(&0);
+    while fixture.handle.health() != Health::Ok {
+        let waited = start.elapsed();
+        assert!(waited < Duration::from_secs(60), "no trial succeeded");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let steps = fixture.control.state().steps.len();
+    std::thread::sleep(Duration::from_millis(60));
+    assert_eq!(
+        fixture.control.state().steps.len(),
+        steps,
+        "a trial while all is well"
+    );
+    let metrics = fixture.idle(1);
+    assert_eq!((metrics.ended.failed, metrics.generation_tokens), (1, 0));
+}
+
 #[test]
 fn a_lost_device_and_a_panic_fail_all_requests_and_end_the_server() {
     for (fault, reason) in [

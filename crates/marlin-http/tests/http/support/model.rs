@@ -27,9 +27,19 @@ pub const WINDOW: usize = 4096;
 /// The time of a step with a slow sequence.
 pub const SLOW_STEP: Duration = Duration::from_millis(5);
 
-#[derive(Default)]
 pub struct PseudoModel {
     sequences: HashMap<RequestId, Sequence>,
+    faults: bool,
+}
+
+impl PseudoModel {
+    /// Makes a model. Without `faults`, `\u{3}` to `\u{6}` are like other characters.
+    pub fn new(faults: bool) -> Self {
+        Self {
+            sequences: HashMap::new(),
+            faults,
+        }
+    }
 }
 
 struct Sequence {
@@ -121,7 +131,8 @@ impl Executor for PseudoModel {
     }
 
     fn add(&mut self, sequence: NewSequence<'_>) -> Result<(), ExecutorError> {
-        let state = Sequence::new(&sequence);
+        let mut state = Sequence::new(&sequence);
+        state.fault = state.fault.filter(|_| self.faults);
         self.sequences.insert(sequence.request, state);
         Ok(())
     }

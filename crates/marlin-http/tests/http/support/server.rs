@@ -31,6 +31,8 @@ pub struct TestOptions {
     pub event_buffer: usize,
     /// True for a chat template.
     pub template: bool,
+    /// True if prompts can ask the model for faults.
+    pub faults: bool,
 }
 
 impl Default for TestOptions {
@@ -41,6 +43,7 @@ impl Default for TestOptions {
             scheduler: SchedulerConfig::new(2048),
             event_buffer: 1024,
             template: true,
+            faults: true,
         }
     }
 }
@@ -67,7 +70,8 @@ impl TestServer {
         let mut server_options = ServerOptions::new(options.scheduler);
         server_options.eos_tokens = vec![EOS];
         server_options.event_buffer = options.event_buffer;
-        let engine = Server::start(PseudoModel::default(), open(), server_options).unwrap();
+        let engine =
+            Server::start(PseudoModel::new(options.faults), open(), server_options).unwrap();
         let tokens = BTreeMap::from([("eos_token".to_string(), "</s>".to_string())]);
         let template = options
             .template
