@@ -161,7 +161,8 @@ impl Sources {
     }
 
     /// Follows the rest of a path. A name after an item is a part of the item: a variant or an
-    /// associated function.
+    /// associated function. If the name before it stands for a module and for an item, only the
+    /// module is followed: the item is a function, which has no parts.
     fn follow(
         &self,
         mut definitions: Vec<Definition>,
@@ -169,6 +170,10 @@ impl Sources {
         depth: usize,
     ) -> Vec<Definition> {
         for name in rest {
+            let is_module = |definition: &Definition| matches!(definition, Definition::Module(_));
+            if definitions.iter().any(is_module) {
+                definitions.retain(is_module);
+            }
             let next = |definition| match definition {
                 Definition::Item(item) => vec![Definition::Item(item)],
                 Definition::Module(module) if name == "super" => self.modules[module]
