@@ -1,4 +1,4 @@
-//! `burn-marlin serve` with the shipped model on Flex: about 4 s.
+//! `burn-marlin serve` with the shipped model on Flex: about 6 s.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -129,6 +129,64 @@ fn a_served_model_answers_as_generate_does() {
         assert!(killed.unwrap().success());
         assert_eq!(server.child.wait().unwrap().code(), Some(0));
     }
+}
+
+#[test]
+fn a_served_model_takes_penalties_and_biases_and_gives_log_probabilities() {
+    let server = Server::start(&["--served-model-name", "tiny"]);
+    let complete = |fields: &[(&str, Value)]| -> Value {
+        let mut request = json!({
+            "model": "tiny", "prompt": "fn main() {", "max_tokens": 24, "temperature": 0,
+        });
+        for (field, value) in fields {
+            request[field] = value.clone();
+        }
+        let (status, answer) = server.ask("POST /v1/completions", Some(&request));
+        assert_eq!(status, 200, "{answer}");
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        answer["choices"][0].clone()
+    };
+    let free = complete(&[]);
+    let with_logprobs = complete(&[("logprobs", 3.into())]);
+    assert_eq!(with_logprobs["text"], free["text"]);
+    let logprobs = &with_logprobs["logprobs"];
+    let chosen = logprobs["token_logprobs"].as_array().unwrap();
+    let top = logprobs["top_logprobs"].as_array().unwrap();
+    assert_eq!([chosen.len(), top.len()], [24, 24]);
+    for (chosen, top) in chosen.iter().zip(top) {
+        let chosen = chosen.as_f64().unwrap();
+        let top = top.as_object().unwrap().values();
+        let top: Vec<f64> = top.map(|logprob| logprob.as_f64().unwrap()).collect();
+        // The most likely token is chosen.
+        assert_eq!(
+            top.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            chosen
+        );
+        let sum: f64 = top.iter().map(|logprob| logprob.exp()).sum();
+        assert!(chosen <= 0.0 && sum <= 1.0 + 1e-4, "{top:?}");
+    }
+    // The first token of the text is not chosen with a bias against it.
+    let first = &logprobs["tokens"][0];
+    let text = json!({ "model": "tiny", "prompt": first, "add_special_tokens": false });
+    let (_, tokens) = server.ask("POST /tokenize", Some(&text));
+    let tokens: Value = serde_json::from_str(&tokens).unwrap();
+    assert_eq!(tokens["count"], 1, "{tokens}");
+    let bias = json!({ tokens["tokens"][0].to_string(): -100 });
+    let biased = complete(&[("logit_bias", bias), ("logprobs", 3.into())]);
+    assert_ne!(&biased["logprobs"]["tokens"][0], first);
+    // The log probabilities are those of the model, without the bias.
+    assert_eq!(biased["logprobs"]["top_logprobs"][0], top[0]);
+    // Frequent tokens become less likely.
+    let penalised = complete(&[
+        ("frequency_penalty", 2.into()),
+        ("presence_penalty", 2.into()),
+    ]);
+    assert_ne!(penalised["text"], free["text"]);
+    let refused = json!({
+        "model": "tiny", "prompt": "a", "max_tokens": 1, "logit_bias": { "99999999": 1 },
+    });
+    let (status, answer) = server.ask("POST /v1/completions", Some(&refused));
+    assert_eq!(status, 400, "{answer}");
 }
 
 #[test]

@@ -116,6 +116,34 @@ fn structured_output_follows_its_schema() {
 }
 
 #[test]
+fn a_form_comes_after_the_reasoning_that_a_template_opens() {
+    let server = TestServer::start();
+    let opened = json!({ "opens_reasoning": true });
+    let fields = json!({
+        "response_format": { "type": "json_object" },
+        "chat_template_kwargs": opened,
+        "max_tokens": 200,
+    });
+    let request = say("Well, {.</think>{\"on\":true}", fields);
+    let message = &ask(server.address, PATH, &request)["choices"][0]["message"];
+    assert_eq!(message["reasoning_content"], "Well, {.");
+    assert_eq!(message["content"], "{\"on\":true}");
+
+    let tool = json!({ "type": "function", "function": { "name": "add" } });
+    let fields = json!({
+        "tools": [tool],
+        "tool_choice": "required",
+        "chat_template_kwargs": opened,
+        "max_tokens": 200,
+    });
+    let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>";
+    let request = say(&format!("Hm.</think>{call}"), fields);
+    let message = &ask(server.address, PATH, &request)["choices"][0]["message"];
+    assert_eq!(message["reasoning_content"], "Hm.");
+    assert_eq!(message["tool_calls"][0]["function"]["name"], "add");
+}
+
+#[test]
 fn reasoning_is_apart_from_the_answer() {
     let server = TestServer::start();
     let request = say("<think>Hm.</think>Yes.", json!({}));

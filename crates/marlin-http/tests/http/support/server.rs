@@ -20,7 +20,8 @@ pub const TEMPLATE: &str = "\
 {%- for message in messages %}[{{ message.role }}]{{ message.content }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor -%}
 </s>{% endfor %}
-{%- if add_generation_prompt %}[assistant]{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}";
+{%- if add_generation_prompt %}[assistant]{% if enable_thinking is defined and not enable_thinking %}<think></think>{% elif opens_reasoning %}<think>
+{% endif %}{% endif %}";
 
 /// The options of a [`TestServer`].
 pub struct TestOptions {
