@@ -33,7 +33,7 @@ const CLIENTS: [&str; 17] = [
     "typing-inspection==0.4.5",
 ];
 /// SGLang's router, and its dependencies.
-const ROUTER: [&str; 25] = [
+const ROUTER: [&str; 26] = [
     "aiohappyeyeballs==2.7.1",
     "aiohttp==3.14.5",
     "aiosignal==1.4.0",
@@ -47,6 +47,7 @@ const ROUTER: [&str; 25] = [
     "h11==0.16.0",
     "idna==3.20",
     "multidict==7.2.1",
+    "opentelemetry-api==1.45.2",
     "orjson==3.13.0",
     "propcache==0.5.4",
     "pydantic==2.14.4",
@@ -140,7 +141,16 @@ fn run_router() -> Result<Skipped, Error> {
         Ok(python) => python,
         Err(skipped) => return Ok(Some(skipped)),
     };
-    let program = build(&["build", "--workspace", "--bin", "burn-marlin"])?;
+    // With an example, the dependencies have the features that the tests need, and are built.
+    run(&mut cargo([
+        "build",
+        "--workspace",
+        "--bin",
+        "burn-marlin",
+        "--example",
+        "pseudo_server",
+    ]))?;
+    let program = target().join("debug/burn-marlin");
     let mut script = Command::new(python);
     script
         .arg(root().join(SCRIPTS).join("router.py"))
