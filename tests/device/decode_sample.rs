@@ -208,14 +208,12 @@ fn expect_logprobs(client: &Client, buffers: &Buffers, step: &Step, seed: u64) {
             assert!(found.iter().all(|&word| word == poison), "{row:?}");
             continue;
         };
-        // A token that is suppressed may have a logit that is NaN or infinite.
-        if logits
-            .iter()
-            .any(|logit| logit.is_nan() || *logit == f32::INFINITY)
-        {
+        // A suppressed token may have a logit that is NaN or infinite, and a row whose window was
+        // full before may have no logit above minus infinity.
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if !largest.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
             continue;
         }
-        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let largest = f64::from(largest);
         let exponentials = logits
             .iter()
