@@ -149,13 +149,13 @@ fn a_text_is_the_same_alone_and_among_others() {
         .collect();
     let mut alone = Vec::new();
     for runs_ahead in [false, true] {
-        let fixture = Fixture::with_model(runs_ahead, |options| options.scheduler.pages = 150);
+        let fixture = Fixture::with_model(runs_ahead, |options| options.scheduler.pages = 80);
         let answers: Vec<_> = requests
             .iter()
             .map(|request| fixture.run(request.clone()))
             .collect();
         fixture.idle(64);
-        let fixture = Fixture::with_model(runs_ahead, |options| options.scheduler.pages = 150);
+        let fixture = Fixture::with_model(runs_ahead, |options| options.scheduler.pages = 80);
         let streams: Vec<_> = requests
             .iter()
             .map(|request| fixture.submit(request.clone()))
