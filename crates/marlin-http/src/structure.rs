@@ -1,6 +1,8 @@
 //! The form that an answer must have: a grammar, or a call of a tool.
 
+use crate::conversation::Conversation;
 use crate::error::ApiError;
+use crate::generate::Prompt;
 use crate::reasoning::ReasoningParser;
 use crate::state::ApiState;
 use crate::tools::{ToolFormat, ToolSchema};
@@ -52,6 +54,25 @@ impl Structure {
 /// Returns the tools of a request in the form of templates.
 pub(crate) fn definitions(tools: Option<&ToolUse>) -> Vec<Value> {
     tools.map_or(Vec::new(), |tools| tools.definitions.clone())
+}
+
+/// Encodes a conversation with the tools of a request, and [applies](apply) the form of the answer.
+/// Returns the prompt, and how calls of tools are found in the answer.
+pub(crate) async fn encode(
+    state: &ApiState,
+    request: &mut GenerationRequest,
+    conversation: Conversation,
+    structure: Option<Structure>,
+    tools: Option<&ToolUse>,
+) -> Result<(Prompt, Option<ToolFormat>), ApiError> {
+    let conversation = Conversation {
+        tools: definitions(tools),
+        ..conversation
+    };
+    let prompt = state.encode(conversation).await?;
+    state.add_plain_stop(request);
+    let format = apply(state, request, &prompt.text, structure, tools).await?;
+    Ok((prompt, format))
 }
 
 /// Makes the engine keep to the form of an answer to `prompt`, after the reasoning if the prompt

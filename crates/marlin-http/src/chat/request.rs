@@ -62,19 +62,17 @@ impl ChatJob {
         let conversation = Conversation {
             variables: variables(&mut request),
             continues: request.continues_final_assistant(),
-            tools: structure::definitions(tool_use.as_ref()),
             messages: chat_messages(std::mem::take(&mut request.messages))?,
+            ..Conversation::default()
         };
-        let prompt = state.encode(conversation).await?;
-        let tools = structure::apply(
+        let (prompt, tools) = structure::encode(
             state,
             &mut engine_request,
-            &prompt.text,
+            conversation,
             structure,
             tool_use.as_ref(),
         )
         .await?;
-        state.add_plain_stop(&mut engine_request);
         Ok(Self {
             job: Job {
                 prompts: vec![prompt],

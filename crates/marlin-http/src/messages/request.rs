@@ -51,19 +51,17 @@ impl MessageJob {
             ..Fields::default()
         };
         let mut engine_request = fields.request(state, client)?;
-        state.add_plain_stop(&mut engine_request);
         let (thinking, effort) = (request.template_thinking(), request.reasoning_effort());
         let conversation = Conversation {
             variables: variables(thinking, effort),
             continues: request.continues_final_assistant(),
-            tools: structure::definitions(tool_use.as_ref()),
             messages: conversation(request.system, request.messages)?,
+            ..Conversation::default()
         };
-        let prompt = state.encode(conversation).await?;
-        let tools = structure::apply(
+        let (prompt, tools) = structure::encode(
             state,
             &mut engine_request,
-            &prompt.text,
+            conversation,
             structure,
             tool_use.as_ref(),
         )

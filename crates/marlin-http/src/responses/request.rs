@@ -48,18 +48,15 @@ impl ResponseJob {
             ..Fields::default()
         };
         let mut engine_request = fields.request(state, client)?;
-        state.add_plain_stop(&mut engine_request);
         let conversation = Conversation {
             variables: variables(&request),
-            tools: structure::definitions(tool_use.as_ref()),
             messages: conversation(request.instructions, request.input)?,
-            continues: false,
+            ..Conversation::default()
         };
-        let prompt = state.encode(conversation).await?;
-        let tools = structure::apply(
+        let (prompt, tools) = structure::encode(
             state,
             &mut engine_request,
-            &prompt.text,
+            conversation,
             structure,
             tool_use.as_ref(),
         )

@@ -17,8 +17,8 @@ use self::sequence::Sequence;
 pub use self::step::{AllowedTokens, BatchOutput, BatchStep, DecodeToken, PromptPart};
 use self::step::{ChoosingRow, Started, StartedPass};
 use super::executor::ModelExecutor;
-use super::scheduler::{Executor, PromptChunk, check_prompt};
-use super::{RequestParams, check_slots};
+use super::scheduler::{Executor, PromptChunk};
+use super::{RequestParams, check_prompt, check_slots};
 use crate::biases::bias_rows;
 use crate::model::CachePosition;
 use crate::sampling::SamplingError;
@@ -54,9 +54,8 @@ impl BatchEngine {
     ///
     /// # Errors
     /// [`ModelError::TooManySequences`] if `slots` is not from 1 to
-    /// [`MAX_SEQUENCES`](crate::MAX_SEQUENCES), and
-    /// [`ModelError::CacheTooLarge`] if the pages do not fit the device, before anything is
-    /// allocated.
+    /// [`MAX_SEQUENCES`](crate::MAX_SEQUENCES), and [`ModelError::CacheTooLarge`] if the pages do
+    /// not fit the device, before anything is allocated.
     ///
     /// # Panics
     /// Panics if the size of a page is not a power of two, at least [`Pages::MIN_SIZE`].
@@ -309,6 +308,7 @@ impl BatchEngine {
         });
         let continued = (prompts.len()..).zip(continued);
         let parts = continued.chain(prompts.iter().copied().enumerate());
+        let executor = &mut self.executor;
         let (mut passes, mut chunks, mut rows) = (Vec::new(), Vec::new(), Vec::new());
         let mut room = size;
         for (output, part) in parts {
@@ -332,12 +332,12 @@ impl BatchEngine {
                     sequence: sequence.id,
                 })));
                 if room == 0 {
-                    passes.extend(pass(&mut self.executor, &mut chunks, &mut rows));
+                    passes.extend(StartedPass::prefill(executor, &mut chunks, &mut rows));
                     room = size;
                 }
             }
         }
-        passes.extend(pass(&mut self.executor, &mut chunks, &mut rows));
+        passes.extend(StartedPass::prefill(executor, &mut chunks, &mut rows));
         if !tokens.is_empty() {
             self.chain = None;
         }
@@ -433,20 +433,6 @@ impl BatchEngine {
         }
         Ok(())
     }
-}
-
-/// Starts a pass of chunks of prompts. Returns the pass if it chooses tokens.
-fn pass(
-    executor: &mut ModelExecutor,
-    chunks: &mut Vec<PromptChunk>,
-    rows: &mut Vec<Option<ChoosingRow>>,
-) -> Option<StartedPass> {
-    if chunks.is_empty() {
-        return None;
-    }
-    let step = executor.prefill(&std::mem::take(chunks));
-    let rows = std::mem::take(rows);
-    step.map(|step| StartedPass { step, rows })
 }
 
 fn sequence(sequences: &mut [Option<Sequence>], slot: usize) -> &mut Sequence {

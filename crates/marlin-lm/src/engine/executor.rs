@@ -1,6 +1,7 @@
 //! Runs a model on a device: reads prompts into the KV cache, and runs steps as recorded graphs.
 
 mod graph;
+mod prompts;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -13,6 +14,7 @@ use marlin_nn::{self as decode, Pages, SequenceState, SequenceStatus, TokenLogpr
 
 pub(super) use self::graph::ModelStep;
 use self::graph::{Pass, PassGraph, State, lock};
+use self::prompts::PromptRows;
 use super::scheduler::{Executor, PromptChunk};
 use crate::model::CachePosition;
 use crate::tokens::token_tensor;
@@ -37,22 +39,6 @@ pub(super) struct ModelExecutor {
     running_chunk: usize,
 }
 
-/// The prompt tokens that are read as rows of one pass. Other tokens are read as matrices, prompt
-/// by prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PromptRows {
-    /// All tokens: attention shares keys and values among a prompt's rows.
-    All,
-    /// The tokens up to [`LAST_ROW_POSITION`].
-    First,
-    /// Only a prompt's last token, from which the first new token is chosen.
-    Last,
-}
-
-/// The last position of a prompt that is read as rows if each row reads the keys and values before
-/// it separately. Beyond it matrices are faster. On an H200 with Llama 2 7B, 64 tokens took 7 ms as
-/// such rows and 32 ms as matrices, 1024 tokens 94 ms as rows and 76 ms as matrices.
-const LAST_ROW_POSITION: usize = 511;
 /// The last position of a sequence that continues in a pass of prompts. In such a pass one block
 /// for each head reads all keys and values before a row, which a step shares among many blocks, so
 /// from some position on a separate step costs less. Estimated, not measured: a block takes about
@@ -61,12 +47,6 @@ const LAST_ROW_POSITION: usize = 511;
 /// prompts of 1024 tokens took 198 ms on that card, and 206 ms with separate steps on the day
 /// before.
 const LAST_MIXED_POSITION: usize = 2047;
-/// The largest number of prompt tokens in a pass if attention runs on tensor cores. Llama 2 7B on
-/// an H200: 512 tokens take 12 ms, 1024 take 23 ms, 2000 take 50 ms.
-const FLASH_CHUNK: usize = 1024;
-/// The largest number of prompt tokens in a pass if attention does not run on tensor cores: enough
-/// tokens to be bound by arithmetic, few enough that the scores of a long prompt fit.
-const MATRIX_CHUNK: usize = 512;
 /// The number of last rows of prompts in a recorded pass, if it is enough: the most rows that the
 /// kernel of a float head supports.
 const FEW_LAST_ROWS: usize = 32;
@@ -105,18 +85,8 @@ impl ModelExecutor {
         };
         let words = TokenTable::words(config.vocab_size);
         let token_table = decode::words([TokenTable::row(slots, 0), words], &device);
-        let prompts = if decode::has_flash_attention(&device, dtype, config.head_dim) {
-            PromptRows::All
-        } else if decode::takes_prompts(&device, dtype) {
-            PromptRows::First
-        } else {
-            PromptRows::Last
-        };
-        let chunk = if prompts == PromptRows::All {
-            FLASH_CHUNK
-        } else {
-            MATRIX_CHUNK
-        };
+        let prompts = PromptRows::of(&model);
+        let chunk = prompts.chunk();
         let state = Arc::new(Mutex::new(State { cache, token_table }));
         Ok(Self {
             model,
@@ -376,11 +346,7 @@ impl Executor for ModelExecutor {
         let (mut rows, mut last_rows) = (Vec::new(), Vec::new());
         for chunk in chunks {
             let count = chunk.tokens.len();
-            let as_rows = match self.prompts {
-                PromptRows::All => count,
-                PromptRows::First if chunk.position.start + count <= LAST_ROW_POSITION + 1 => count,
-                PromptRows::First | PromptRows::Last => usize::from(chunk.end.is_some()),
-            };
+            let as_rows = self.prompts.of_chunk(chunk);
             let (before, tokens) = chunk.tokens.split_at(count - as_rows);
             if !before.is_empty() {
                 let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);

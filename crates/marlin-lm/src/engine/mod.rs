@@ -46,6 +46,17 @@ pub struct RequestParams {
 }
 
 impl RequestParams {
+    /// Parameters that always choose the most likely token, without a limit on the number of tokens
+    /// and without stop tokens.
+    pub const GREEDY: Self = Self {
+        sampling: Sampling::GREEDY,
+        logit_bias: BTreeMap::new(),
+        suppression: Suppression::NONE,
+        seed: 0,
+        stop_tokens: Vec::new(),
+        max_new_tokens: usize::MAX,
+    };
+
     /// Checks that every option is in its range.
     ///
     /// # Errors
@@ -71,16 +82,9 @@ impl RequestParams {
 }
 
 impl Default for RequestParams {
-    /// Returns [`Sampling::GREEDY`], with no limit on the number of tokens, and no stop tokens.
+    /// Returns [`GREEDY`](Self::GREEDY).
     fn default() -> Self {
-        Self {
-            sampling: Sampling::GREEDY,
-            logit_bias: BTreeMap::new(),
-            suppression: Suppression::NONE,
-            seed: 0,
-            stop_tokens: Vec::new(),
-            max_new_tokens: usize::MAX,
-        }
+        Self::GREEDY
     }
 }
 
@@ -272,5 +276,28 @@ fn check_slots(slots: usize) -> Result<(), ModelError> {
             asked: slots,
             max: MAX_SEQUENCES,
         }),
+    }
+}
+
+/// Checks that a prompt has tokens, at most `max`, all of them in the vocabulary. Returns the last
+/// token.
+fn check_prompt(prompt: &[u32], max: usize, vocab_size: usize) -> Result<u32, ModelError> {
+    let Some(&last) = prompt.last() else {
+        return Err(ModelError::EmptyPrompt);
+    };
+    if prompt.len() > max {
+        return Err(ModelError::PromptTooLong {
+            tokens: prompt.len(),
+            max,
+        });
+    }
+    let unknown = |&(_, &token): &(usize, &u32)| token as usize >= vocab_size;
+    match prompt.iter().enumerate().find(unknown) {
+        Some((position, &token)) => Err(ModelError::Token {
+            token,
+            position,
+            vocab_size,
+        }),
+        None => Ok(last),
     }
 }

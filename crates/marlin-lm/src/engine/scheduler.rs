@@ -5,7 +5,7 @@ mod sequence;
 use marlin_nn::{SequenceState, SequenceStatus};
 
 use self::sequence::Sequence;
-use super::{RequestParams, StepOutput, StopReason};
+use super::{RequestParams, StepOutput, StopReason, check_prompt};
 use crate::ModelError;
 use crate::biases::bias_rows;
 use crate::model::CachePosition;
@@ -417,33 +417,6 @@ impl<E: Executor> Scheduler<E> {
             self.abort(slot);
         }
         Some(decoded)
-    }
-}
-
-/// Checks that a prompt has tokens, at most `max`, all of them in the vocabulary. Returns the last
-/// token.
-pub(super) fn check_prompt(
-    prompt: &[u32],
-    max: usize,
-    vocab_size: usize,
-) -> Result<u32, ModelError> {
-    let Some(&last) = prompt.last() else {
-        return Err(ModelError::EmptyPrompt);
-    };
-    if prompt.len() > max {
-        return Err(ModelError::PromptTooLong {
-            tokens: prompt.len(),
-            max,
-        });
-    }
-    let unknown = |&(_, &token): &(usize, &u32)| token as usize >= vocab_size;
-    match prompt.iter().enumerate().find(unknown) {
-        Some((position, &token)) => Err(ModelError::Token {
-            token,
-            position,
-            vocab_size,
-        }),
-        None => Ok(last),
     }
 }
 

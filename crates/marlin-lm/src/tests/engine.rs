@@ -18,14 +18,7 @@ use crate::{
     RequestParams, Sampling, SamplingError, StepOutput, StopReason, Suppression,
 };
 
-const GREEDY: RequestParams = RequestParams {
-    sampling: Sampling::GREEDY,
-    logit_bias: BTreeMap::new(),
-    suppression: Suppression::NONE,
-    seed: 0,
-    stop_tokens: Vec::new(),
-    max_new_tokens: usize::MAX,
-};
+const GREEDY: RequestParams = RequestParams::GREEDY;
 
 fn model(config: &ModelConfig) -> Arc<Model> {
     let (_parent, dir) = temporary();

@@ -2,7 +2,8 @@
 
 use marlin_nn::TokenLogprobs;
 
-use super::super::executor::ModelStep;
+use super::super::executor::{ModelExecutor, ModelStep};
+use super::super::scheduler::{Executor, PromptChunk};
 use crate::sampling::SamplingError;
 
 /// Consecutive tokens of a prompt.
@@ -77,6 +78,22 @@ pub(super) struct Started {
 pub(super) struct StartedPass {
     pub step: ModelStep,
     pub rows: Vec<Option<ChoosingRow>>,
+}
+
+impl StartedPass {
+    /// Starts a pass of chunks of prompts. Returns the pass if it chooses tokens.
+    pub(super) fn prefill(
+        executor: &mut ModelExecutor,
+        chunks: &mut Vec<PromptChunk>,
+        rows: &mut Vec<Option<ChoosingRow>>,
+    ) -> Option<Self> {
+        if chunks.is_empty() {
+            return None;
+        }
+        let step = executor.prefill(&std::mem::take(chunks));
+        let rows = std::mem::take(rows);
+        step.map(|step| Self { step, rows })
+    }
 }
 
 /// A row that chooses a token.
