@@ -190,9 +190,10 @@ pub(crate) fn sample(
 pub(crate) fn logprobs(logits: Tensor<2>, rows: &Tensor<2, Int>, out: &mut Tensor<2, Int>) {
     let vocab = logits.dims()[1];
     let logits: Vec<f32> = host(logits.into_data().convert::<f32>());
-    let mut words = vec![0; host_rows(rows).len() * LOGPROB_WORDS];
+    let rows = host_rows(rows);
+    let mut words = vec![0; rows.len() * LOGPROB_WORDS];
     let of_rows = words.chunks_mut(LOGPROB_WORDS).zip(logits.chunks(vocab));
-    for (row, (words, logits)) in host_rows(rows).iter().zip(of_rows) {
+    for (row, (words, logits)) in rows.iter().zip(of_rows) {
         if let Some(count) = row.logprobs {
             let found = logprobs_host(logits, row.token, count as usize);
             words.copy_from_slice(&found.map(u32::cast_signed));
