@@ -9,11 +9,14 @@ use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
 use marlin_lm::ModelConfig;
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Rows of K that share a scale.
 const GROUP: usize = 128;
+/// Values that one core draws at a time.
+const PART: usize = 1 << 18;
 /// The standard deviation of weights.
 const DEVIATION: f32 = 0.02;
 /// The six pairs of features of four that a nibble of 2:4 metadata can name, in ascending order:
@@ -49,7 +52,7 @@ struct Tensor {
 /// The values of a tensor.
 #[derive(Clone, Copy)]
 enum Values {
-    /// Packed values, i32: any word.
+    /// Packed values, i32: eight nibbles from -7 to 7, so that their mean is 0.
     Words,
     /// 2:4 metadata, i16: four nibbles that each name two of four features.
     Metadata,
@@ -80,9 +83,9 @@ pub fn run(args: &FolderArgs) -> Result<(), BenchError> {
     )?;
     let specs = tensors.iter().map(|tensor| tensor.spec.clone());
     writer.declare(specs).map_err(failed)?;
-    let mut rng = StdRng::seed_from_u64(args.seed);
+    let mut seeds = StdRng::seed_from_u64(args.seed);
     for tensor in &tensors {
-        let bytes = tensor.values.draw(tensor.count, &mut rng);
+        let bytes = tensor.values.draw(tensor.count, seeds.random());
         writer.write_tensor(&tensor.name, &bytes).map_err(failed)?;
     }
     writer.finish().map_err(failed)
@@ -125,8 +128,8 @@ fn tensors(config: &ModelConfig, weights: Weights) -> Result<Vec<Tensor>, BenchE
             ("mlp.down_proj", hidden, intermediate),
         ] {
             let tensor = |role: &str| format!("model.layers.{layer}.{name}.{role}");
-            // Values of 4 bits are uniform from -8 to 7.
-            let scales = Values::Scales((255f32 / 12.0).sqrt());
+            // Values of 4 bits are from -7 to 7, and twice as often 0 as any other.
+            let scales = Values::Scales(17.5f32.sqrt());
             match weights {
                 Weights::F16 => add(tensor("weight"), Dtype::F16, [n, k], Values::Floats),
                 Weights::W4a16 => {
@@ -183,8 +186,21 @@ fn tensors(config: &ModelConfig, weights: Weights) -> Result<Vec<Tensor>, BenchE
 }
 
 impl Values {
+    /// Draws `count` values, as little-endian bytes, on all cores: what is drawn depends on the
+    /// seed alone.
+    fn draw(self, count: usize, seed: u64) -> Vec<u8> {
+        if let Self::Shape(_) = self {
+            return self.draw_part(count, &mut StdRng::seed_from_u64(seed));
+        }
+        let parts = (0..count.div_ceil(PART)).into_par_iter().map(|part| {
+            let mut rng = StdRng::seed_from_u64(seed.wrapping_add(part as u64));
+            self.draw_part(PART.min(count - part * PART), &mut rng)
+        });
+        parts.collect::<Vec<_>>().concat()
+    }
+
     /// Draws `count` values, as little-endian bytes.
-    fn draw(self, count: usize, rng: &mut StdRng) -> Vec<u8> {
+    fn draw_part(self, count: usize, rng: &mut StdRng) -> Vec<u8> {
         let around = |value: f32, spread: f32, rng: &mut StdRng| {
             let value = value + rng.random_range(-spread..spread);
             f16::from_f32(value).to_le_bytes()
@@ -193,6 +209,11 @@ impl Values {
             Self::Words => {
                 let mut bytes = vec![0; 4 * count];
                 rng.fill_bytes(&mut bytes);
+                for byte in &mut bytes {
+                    // A nibble of 0 is -8, and one of 8 is 0.
+                    let nibbles = [*byte & 0x0f, *byte & 0xf0];
+                    *byte |= u8::from(nibbles[0] == 0) << 3 | u8::from(nibbles[1] == 0) << 7;
+                }
                 bytes
             }
             Self::Metadata => (0..count)

@@ -1,6 +1,6 @@
 //! The checks of the server: clients in Python in every run, and the slower ones.
 
-use crate::process::{Error, build, cargo, root, run, step, target};
+use crate::process::{Error, cargo, root, run, step, target};
 use crate::{llvm, python};
 use std::path::PathBuf;
 use std::process::Command;
@@ -65,18 +65,40 @@ const ROUTER: [&str; 26] = [
 /// Checks that were not run, with the reason.
 pub type Skipped = Option<String>;
 
-/// Runs the clients against a server of a pseudo-model: about 10 s.
+/// Runs the clients against a server of a pseudo-model, and the tutorial of the book against one of
+/// the shipped model: about 15 s.
 pub fn run_clients() -> Result<Skipped, Error> {
     let python = match environment("clients", &CLIENTS) {
         Ok(python) => python,
         Err(skipped) => return Ok(Some(skipped)),
     };
-    let server = build(&["build", "--workspace", "--example", "pseudo_server"])?;
+    let [program, server] = build_programs()?;
     for script in ["openai_client.py", "anthropic_client.py"] {
         let script = root().join(SCRIPTS).join(script);
         run(Command::new(&python).arg(script).arg(&server))?;
     }
+    let mut tutorial = Command::new(&python);
+    tutorial
+        .arg(root().join(SCRIPTS).join("tutorial.py"))
+        .arg(root().join("book/src/tutorial-serve.md"))
+        .arg(program);
+    run(&mut tutorial)?;
     Ok(None)
+}
+
+/// Builds the program and the server of a pseudo-model.
+fn build_programs() -> Result<[PathBuf; 2], Error> {
+    // With an example, the dependencies have the features that the tests need, and are built.
+    run(&mut cargo([
+        "build",
+        "--workspace",
+        "--bin",
+        "burn-marlin",
+        "--example",
+        "pseudo_server",
+    ]))?;
+    let names = ["debug/burn-marlin", "debug/examples/pseudo_server"];
+    Ok(names.map(|name| target().join(name)))
 }
 
 /// Runs the slower checks: about ten minutes on two cores.
@@ -141,16 +163,7 @@ fn run_router() -> Result<Skipped, Error> {
         Ok(python) => python,
         Err(skipped) => return Ok(Some(skipped)),
     };
-    // With an example, the dependencies have the features that the tests need, and are built.
-    run(&mut cargo([
-        "build",
-        "--workspace",
-        "--bin",
-        "burn-marlin",
-        "--example",
-        "pseudo_server",
-    ]))?;
-    let program = target().join("debug/burn-marlin");
+    let [program, _] = build_programs()?;
     let mut script = Command::new(python);
     script
         .arg(root().join(SCRIPTS).join("router.py"))

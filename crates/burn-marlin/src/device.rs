@@ -8,6 +8,8 @@
 use crate::backend::float_dtype;
 use burn::tensor::{DType, Device};
 use marlin_format::{ScaleDtype, available_memory};
+#[cfg(feature = "cuda")]
+use marlin_kernels::Runtime;
 use marlin_kernels::Target;
 #[cfg(feature = "cubecl-runtime")]
 use {burn::backend::DispatchDevice, cubecl::client::Client};
@@ -53,17 +55,45 @@ pub fn device_name(device: &Device) -> String {
 }
 
 /// Returns the number of free bytes on a device, or `None` if the device does not report its
-/// memory. For a backend that runs on the host, this is the available memory of the machine.
+/// memory. For a backend that runs on the host, this is the available memory of the machine. On
+/// CUDA, what other processes have on the card is not free.
 pub fn free_memory(device: &Device) -> Option<usize> {
     #[cfg(feature = "cubecl-runtime")]
     if let Some(client) = client_of(device) {
         let total = client.properties().memory.max_memory()?;
-        let used = device
-            .memory_pool_usage()
-            .map_or(0, |usage| usage.bytes_in_use);
-        return Some(total.saturating_sub(used) as usize);
+        let usage = device.memory_pool_usage();
+        let used = usage.as_ref().map_or(0, |usage| usage.bytes_in_use);
+        let free = total.saturating_sub(used);
+        #[cfg(feature = "cuda")]
+        let free = free_on_card(&client).map_or(free, |bytes| {
+            // Tensors can also take what the pool has reserved and does not use.
+            let reserved = usage.as_ref().map_or(0, |usage| usage.bytes_reserved);
+            free.min((bytes as u64).saturating_add(reserved.saturating_sub(used)))
+        });
+        return Some(free as usize);
     }
     available_memory()
+}
+
+/// Returns the bytes that no process has allocated on the card of a CUDA client; `None` for other
+/// clients, or if the driver does not answer.
+#[cfg(feature = "cuda")]
+fn free_on_card(client: &Client) -> Option<usize> {
+    if Target::of(client).runtime != Runtime::Cuda {
+        return None;
+    }
+    let ordinal = client.service_id().device.index_id as usize;
+    // The query runs on a thread of its own, because the driver binds the card's context to the
+    // thread that asks.
+    let ask = move || cudarc::driver::CudaContext::new(ordinal)?.mem_get_info();
+    match std::thread::spawn(ask).join() {
+        Ok(Ok((free, _))) => Some(free),
+        Ok(Err(error)) => {
+            tracing::info!(%error, "the driver does not say how much memory is free");
+            None
+        }
+        Err(_) => None,
+    }
 }
 
 /// Runs `make` with a dedicated allocation for each tensor that it makes. The device gets the

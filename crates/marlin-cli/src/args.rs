@@ -316,6 +316,12 @@ pub struct SamplingArgs {
     /// ones; 1 is no penalty.
     #[arg(long)]
     pub repetition_penalty: Option<f32>,
+    /// Subtracted from the logits of tokens that were generated before.
+    #[arg(long, allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// Subtracted from the logit of a token for each time that it was generated before.
+    #[arg(long, allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
     /// Seed of the random choices.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,

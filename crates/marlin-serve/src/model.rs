@@ -14,11 +14,11 @@ use marlin_lm::{
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The number of sequences of the model's window for which a device that does not report its memory
-/// has pages by default.
-const DEFAULT_SEQUENCES: usize = 8;
+/// The number of sequences of the model's window for which the host, or a device that does not
+/// report its memory, has pages by default.
+const HOST_SEQUENCES: usize = 8;
 /// The most bytes of these pages.
-const DEFAULT_BYTES: usize = 1 << 30;
+const HOST_BYTES: usize = 4 << 30;
 
 /// The size of a model's server.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,11 +33,12 @@ pub struct ModelOptions {
     /// on an H200.
     pub page_size: usize,
     /// The number of pages of the KV cache; by default as many as fit
-    /// [`memory_fraction`](Self::memory_fraction) of the device's free memory, or on a device that
-    /// does not report it, pages for 8 sequences of the model's window, in 1 GiB at most.
+    /// [`memory_fraction`](Self::memory_fraction) of the device's free memory. In the memory of the
+    /// host, which other programs need, and on a device that does not report its memory, pages for
+    /// 8 sequences of the model's window, in 4 GiB at most.
     pub pages: Option<u32>,
-    /// The part of the device's free memory that the KV cache takes; by default 0.9. Activations
-    /// need the rest.
+    /// The part of the device's free memory that the KV cache takes at most; by default 0.9.
+    /// Activations need the rest.
     pub memory_fraction: f64,
     /// The most tokens of a step, prefill and decode together; by default as many as one pass over
     /// the weights computes.
@@ -262,14 +263,12 @@ fn page_count(model: &Model, options: &ModelOptions) -> Result<usize, ModelServe
         let least = Pages::MIN_SIZE;
         return Err(ModelServerError::PageSize { page_size, least });
     }
-    let fraction = options.memory_fraction;
     let page_bytes = BatchEngine::page_bytes(model, page_size);
-    let fitting = BatchEngine::free_memory(model).map_or_else(
-        || {
-            (DEFAULT_SEQUENCES * model.max_len().div_ceil(page_size))
-                .min(DEFAULT_BYTES / page_bytes)
-        },
-        |free| (free as f64 * fraction) as usize / page_bytes,
+    let fitting = default_pages(
+        BatchEngine::free_memory(model).map(|free| free as f64 * options.memory_fraction),
+        BatchEngine::runs_on_host(model),
+        model.max_len().div_ceil(page_size),
+        page_bytes,
     );
     match options.pages.map_or(fitting, |pages| pages as usize) {
         0 => Err(ModelServerError::NoPages {
@@ -277,6 +276,24 @@ fn page_count(model: &Model, options: &ModelOptions) -> Result<usize, ModelServe
             page_bytes,
         }),
         pages => Ok(pages.min(u32::MAX as usize)),
+    }
+}
+
+/// Returns the default number of pages of `page_bytes`. `most_bytes` is the memory that the KV cache
+/// may take, if the device reports its memory, and `window` the number of pages of the model's
+/// window.
+fn default_pages(
+    most_bytes: Option<f64>,
+    is_host: bool,
+    window: usize,
+    page_bytes: usize,
+) -> usize {
+    let fitting = most_bytes.map(|bytes| bytes as usize / page_bytes);
+    match fitting {
+        Some(pages) if !is_host => pages,
+        _ => (HOST_SEQUENCES * window)
+            .min(HOST_BYTES / page_bytes)
+            .min(fitting.unwrap_or(usize::MAX)),
     }
 }
 
@@ -384,5 +401,21 @@ impl Executor for ModelExecutor {
             found.map_or_else(|| RowOutput::Failed("the request has ended".into()), output)
         });
         Ok(rows.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_fills_its_memory_and_the_host_does_not() {
+        let (gib, page) = ((1u64 << 30) as f64, 1 << 20);
+        assert_eq!(default_pages(Some(60.0 * gib), false, 64, page), 60 << 10);
+        assert_eq!(default_pages(Some(60.0 * gib), true, 64, page), 8 * 64);
+        assert_eq!(default_pages(Some(60.0 * gib), true, 2048, page), 4 << 10);
+        assert_eq!(default_pages(Some(0.25 * gib), true, 2048, page), 256);
+        assert_eq!(default_pages(None, false, 64, page), 8 * 64);
+        assert_eq!(default_pages(Some(0.0), true, 64, page), 0);
     }
 }

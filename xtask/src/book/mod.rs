@@ -12,25 +12,23 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const VERSION: &str = "0.5.4";
-/// The variable with which the test of the page of the command line writes the page.
+/// The variable with which tests write the pages that they check.
 const UPDATE: &str = "BURN_MARLIN_UPDATE_BOOK";
 
 /// Checks the pages, and builds the book into `target/book`. Tables of benchmarks, code blocks that
-/// show a file, and the page of the command line are written anew if `update` is true.
+/// show a file, the page of the command line and the table of what fits are written anew if `update` is true.
 pub fn build(update: bool) -> Result<(), Error> {
     benchmarks::tables(update)?;
     if update {
-        // In an ordinary build of the book the page is not compared: for that the whole program
-        // must be compiled. `cargo xtask test` compares it.
-        let test = [
-            "test",
-            "--workspace",
-            "--test",
-            "cli",
-            "--quiet",
-            "command_line::",
-        ];
-        run(cargo(test).env(UPDATE, "1"))?;
+        // In an ordinary build of the book the pages are not compared: for that the whole program
+        // must be compiled. `cargo xtask test` compares them.
+        for (target, test) in [
+            ("--test=cli", "command_line::"),
+            ("--lib", "advise::tests::the_page"),
+        ] {
+            let arguments = ["test", "--workspace", target, "--quiet", test];
+            run(cargo(arguments).env(UPDATE, "1"))?;
+        }
     }
     let pages = pages::all()?;
     let faults = [

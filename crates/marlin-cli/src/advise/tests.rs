@@ -2,7 +2,8 @@ use super::Format;
 use super::accuracy::{FAMILY, FAMILY_FILES, FAMILY_MODELS, note};
 use super::cards::{CARDS, CardSpec, H100, H200};
 use super::cost::{self, Basis, REFERENCES};
-use super::records::{DECODE, Model, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, Record};
+use super::records::{DECODE, DTYPE, Model, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, Record};
+use marlin_lm::KvCache;
 use marlin_testing::repository_file;
 use serde_json::Value;
 
@@ -323,4 +324,51 @@ fn a_window_shortens_attention() {
         |config, tokens| cost::first_token(config, Format::Int4, &H200, tokens).floor_milliseconds;
     assert_eq!(prompt(&full, 1024), prompt(&windowed, 1024));
     assert!(prompt(&windowed, 8192) < prompt(&full, 8192));
+}
+
+/// The table of the page about servers, which `BURN_MARLIN_UPDATE_BOOK` writes.
+#[test]
+fn the_page_about_servers_says_what_fits() {
+    let names = ["rtx-4090", "l40s", "a100-80gb", "h200"];
+    let cards = names.map(|name| name.parse::<CardSpec>().unwrap());
+    let titles = cards.map(|card| format!(" {} |", card.title.trim_start_matches("NVIDIA ")));
+    let mut table = format!(
+        "| int4, groups of 128 | weights | a position |{}\n|---|---:|---:|---:|---:|---:|---:|\n",
+        titles.concat()
+    );
+    for (title, model) in [
+        ("Llama 2 7B", Model::Llama2Seven),
+        ("Llama 3 8B", Model::Llama3Eight),
+        ("Llama 2 70B", Model::Llama2Seventy),
+    ] {
+        let config = model.config();
+        let weights = Format::Int4.sizes(&config).bytes();
+        let position = KvCache::size_bytes(&config, 1, 1, DTYPE);
+        let cells = cards.map(|card| {
+            let free = card.memory_bytes().saturating_sub(weights);
+            match (0.9 * free as f64) as usize / position / 1000 {
+                0 => " – |".into(),
+                thousands => format!(" {thousands},000 |"),
+            }
+        });
+        let (weights, position) = (weights as f64 / 1e9, position >> 10);
+        table += &format!(
+            "| {title} | {weights:.1} GB | {position} KiB |{}\n",
+            cells.concat()
+        );
+    }
+    let path = repository_file("book/src/serve.md");
+    let mut page = std::fs::read_to_string(&path).unwrap();
+    let start = page.find("| int4, groups of 128 |").unwrap();
+    let end = start + page[start..].find("\n\n").unwrap() + 1;
+    if std::env::var_os("BURN_MARLIN_UPDATE_BOOK").is_some() {
+        page.replace_range(start..end, &table);
+        std::fs::write(&path, &page).unwrap();
+    } else {
+        assert_eq!(
+            page[start..end],
+            table,
+            "BURN_MARLIN_UPDATE_BOOK=1 writes the table"
+        );
+    }
 }

@@ -98,6 +98,10 @@ pub struct BenchServeArgs {
     /// Plot the distributions of times, or of several rates the times against the rate, as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+    /// Figures of earlier runs at several rates, written by --json or by `vllm bench serve`, whose
+    /// lines are plotted beside this one under the name of their model. May be given several times.
+    #[arg(long, value_name = "FILE", requires = "svg")]
+    pub compare: Vec<PathBuf>,
     /// Send load to a server on another machine. Without it, only loopback addresses are allowed: a
     /// load test of a server of others is an attack.
     #[arg(long)]

@@ -45,10 +45,11 @@ pub struct ServeArgs {
     /// Positions of a page of the KV cache: a power of two, at least 16.
     #[arg(long, default_value_t = 64)]
     pub page_size: usize,
-    /// Pages of the KV cache; by default as many as fit --memory-fraction.
+    /// Pages of the KV cache; by default as many as fit --memory-fraction, and on the CPU those of 8
+    /// sequences of the model's window, in 4 GiB at most.
     #[arg(long)]
     pub pages: Option<u32>,
-    /// Part of the device's free memory that the KV cache takes.
+    /// Part of the device's free memory that the KV cache takes at most.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.9, value_parser = fraction)]
     pub memory_fraction: f64,
     /// Share out service evenly among the API keys, instead of first come, first served.

@@ -8,6 +8,7 @@ use marlin_load::{
     Amount, Endpoint, LoadError, LoadOptions, LoadReport, RatePoint, RateSeries, rates_svg,
     run_with,
 };
+use serde::Deserialize;
 use serde_json::Value;
 use std::io;
 use std::path::Path;
@@ -16,6 +17,11 @@ use std::time::{Duration, Instant};
 /// Measures the server at each rate, prints the figures, and writes the files.
 pub fn run(args: &BenchServeArgs) -> Result<(), CliError> {
     let runs = runs(args)?;
+    let compared: Vec<_> = args
+        .compare
+        .iter()
+        .map(|file| read_series(file))
+        .collect::<Result<_, _>>()?;
     for file in args.json.iter().chain(&args.svg) {
         check_folder(file)?;
     }
@@ -26,7 +32,7 @@ pub fn run(args: &BenchServeArgs) -> Result<(), CliError> {
     });
     // What was measured before a run that could not start is shown.
     if !reports.is_empty() {
-        show(args, &reports)?;
+        show(args, &reports, compared)?;
     }
     measured
 }
@@ -147,8 +153,12 @@ fn measure(options: &LoadOptions) -> Result<LoadReport, LoadError> {
     report
 }
 
-/// Prints the figures, and writes the files.
-fn show(args: &BenchServeArgs, reports: &[LoadReport]) -> Result<(), CliError> {
+/// Prints the figures, and writes the files. The plot has the lines `compared`, too.
+fn show(
+    args: &BenchServeArgs,
+    reports: &[LoadReport],
+    mut compared: Vec<RateSeries>,
+) -> Result<(), CliError> {
     match reports {
         [report] if args.rate.len() == 1 => output::line(&report.to_string())?,
         reports => print_rates(reports)?,
@@ -162,8 +172,11 @@ fn show(args: &BenchServeArgs, reports: &[LoadReport]) -> Result<(), CliError> {
     }
     if let Some(path) = &args.svg {
         let svg = match reports {
-            [report] if args.rate.len() == 1 => report.to_svg(),
-            reports => rates_svg(&[series(reports)]),
+            [report] if args.rate.len() == 1 && compared.is_empty() => report.to_svg(),
+            reports => {
+                compared.insert(0, series(reports));
+                rates_svg(&compared)
+            }
         };
         write(path, &svg.map_err(CliError::Load)?)?;
     }
@@ -174,6 +187,32 @@ fn write(path: &Path, text: &str) -> Result<(), CliError> {
     std::fs::write(path, text).map_err(|source| CliError::Write {
         path: path.into(),
         source,
+    })
+}
+
+/// Reads the line of a plot from the figures of earlier runs.
+fn read_series(path: &Path) -> Result<RateSeries, CliError> {
+    /// The figures of a run.
+    #[derive(Deserialize)]
+    struct Run {
+        model_id: String,
+        #[serde(flatten)]
+        point: RatePoint,
+    }
+
+    let wrong = |reason| CliError::LoadOption {
+        option: "compare".into(),
+        reason: format!("{}: {reason}", path.display()),
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let runs: Vec<Run> = serde_json::from_str(&text)
+        .map_err(|error| wrong(format!("no figures of several rates: {error}")))?;
+    let mut points: Vec<_> = runs.iter().map(|run| run.point).collect();
+    points.sort_by(|one, other| one.request_rate.total_cmp(&other.request_rate));
+    let name = runs.first().map_or("", |run| &run.model_id);
+    Ok(RateSeries {
+        name: name.into(),
+        points,
     })
 }
 

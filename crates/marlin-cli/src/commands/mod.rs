@@ -122,6 +122,8 @@ fn generate_options(llama: &LanguageModel, args: &SamplingArgs) -> GenerateOptio
     sampling.repetition_penalty = args
         .repetition_penalty
         .unwrap_or(sampling.repetition_penalty);
+    sampling.presence_penalty = args.presence_penalty.unwrap_or(sampling.presence_penalty);
+    sampling.frequency_penalty = args.frequency_penalty.unwrap_or(sampling.frequency_penalty);
     options
 }
 

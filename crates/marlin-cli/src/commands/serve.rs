@@ -8,10 +8,14 @@ use marlin_http::{ApiOptions, ApiState, Model, ServeOptions, serve, tls_config};
 use marlin_lm::{ChatTemplate, LanguageModel, Tokenizer};
 use marlin_serve::model::{self, ModelOptions};
 use marlin_serve::server::SamplingParams;
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::TcpSocket;
+
+/// Connections that wait until they are accepted.
+const BACKLOG: u32 = 1024;
 
 /// Serves a model until SIGINT or SIGTERM.
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
@@ -22,9 +26,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     };
     let address = SocketAddr::new(args.host, args.port);
     let runtime = tokio::runtime::Runtime::new().map_err(CliError::Runtime)?;
-    let listener = runtime
-        .block_on(TcpListener::bind(address))
-        .map_err(|source| CliError::Listen { address, source })?;
+    let socket = bind(address).map_err(|source| CliError::Listen { address, source })?;
     if !args.host.is_loopback() && args.api_key.is_empty() {
         tracing::warn!(%address, "other machines can reach this server, and it has no --api-key");
     }
@@ -63,8 +65,25 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     connections.drain_timeout = Duration::from_secs(args.drain_timeout);
     connections.tls = tls;
     runtime
-        .block_on(serve(listener, state, connections, interrupted()))
+        .block_on(async {
+            let listener = socket.listen(BACKLOG)?;
+            serve(listener, state, connections, interrupted()).await
+        })
         .map_err(|source| CliError::Listen { address, source })
+}
+
+/// Takes an address. Connections are refused until the socket listens.
+fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // A server that is started again takes its port while old connections time out. Windows needs
+    // no such option, and would share the port of another server with it.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
 }
 
 /// Returns the names of the model, and how it chooses tokens where a request does not say.

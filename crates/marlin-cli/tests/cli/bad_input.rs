@@ -256,6 +256,8 @@ fn sampling_outside_its_range_is_refused() {
         ("--top-k", "0"),
         ("--min-p", "-1"),
         ("--repetition-penalty", "-2"),
+        ("--presence-penalty", "inf"),
+        ("--frequency-penalty", "NaN"),
     ] {
         let option = format!("{option}={value}");
         refuse(

@@ -85,6 +85,17 @@ fn a_server_is_measured() {
     let plot = std::fs::read_to_string(&svg).unwrap();
     assert!(plot.contains("requests a second") && plot.contains("tiny"));
 
+    // The lines of earlier runs, under the names of their models.
+    let earlier = folder.path().join("b.json");
+    let text = std::fs::read_to_string(&json).unwrap();
+    std::fs::write(&earlier, text.replace("tiny", "earlier")).unwrap();
+    let mut arguments = bench(&server, &["--rate", "40", "--requests", "3"]);
+    arguments.extend(args!["--svg", &svg, "--compare", &earlier]);
+    let run = run_with_input(&arguments, b"");
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let plot = std::fs::read_to_string(&svg).unwrap();
+    assert!(plot.contains("earlier") && plot.contains("tiny"));
+
     // Those that arrive in a time, at even distances.
     let rate = "--duration 0.52 --rate 20 --burstiness inf";
     let rate: Vec<_> = rate.split(' ').collect();
@@ -128,6 +139,11 @@ fn options_that_make_no_sense_are_named() {
         ("--extra-body {\"stream\":0}", &["--extra-body: `stream`"]),
         ("--json no/such/file", &["cannot write no/such/file"]),
         ("--svg no/such/file", &["cannot write no/such/file"]),
+        ("--svg a --compare no/such", &["--compare: no/such: "]),
+        (
+            "--svg a --compare Cargo.toml",
+            &["--compare: Cargo.toml: no figures"],
+        ),
         // Nothing listens there.
         ("http://127.0.0.1:1", &["/v1/models", "no connection"]),
         ("https://127.0.0.1", &["`https://127.0.0.1`", "http://"]),

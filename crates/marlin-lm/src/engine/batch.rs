@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::StreamId;
+use marlin_kernels::Runtime;
 use marlin_nn::ahead::CompiledAhead;
 use marlin_nn::{MAX_LOGPROBS, Pages, SequenceState, SequenceStatus};
 
@@ -90,6 +91,12 @@ impl BatchEngine {
         // Weights are read through buffers that the allocator keeps.
         model.stream().executes(|| device.memory_cleanup());
         burn_marlin::device::free_memory(&device)
+    }
+
+    /// Returns true if the memory of a model's device is that of the host.
+    pub fn runs_on_host(model: &Model) -> bool {
+        let target = burn_marlin::device::target(&model.device());
+        matches!(target.runtime, Runtime::Cpu | Runtime::Flex)
     }
 
     /// Returns the pages of the KV cache.

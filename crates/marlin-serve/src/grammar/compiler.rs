@@ -197,10 +197,7 @@ impl Shared {
                 TopLevelGrammar::from_json_schema(schema::read(text)?)
             }
             GrammarSource::Regex(text) => TopLevelGrammar::from_regex(text),
-            GrammarSource::Lark(text) => {
-                schema::check_lark(text)?;
-                TopLevelGrammar::from_lark(text.clone())
-            }
+            GrammarSource::Lark(text) => TopLevelGrammar::from_lark(schema::read_lark(text)?),
         };
         let refused = |error| GrammarError::Refused(message(&error));
         let parser = self.factory()?.create_parser(grammar).map_err(refused)?;

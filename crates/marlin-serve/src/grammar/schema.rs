@@ -1,6 +1,6 @@
-//! Checks of JSON schemas before they are compiled.
+//! Checks of JSON schemas before they are compiled, and the whitespace that texts of them may have.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::GrammarError;
 
@@ -9,27 +9,51 @@ use super::GrammarError;
 /// least common multiple; all else is bounded while a grammar is compiled.
 const MOST: u128 = 100_000;
 
-/// Returns the JSON of a schema.
+/// The whitespace between two tokens of JSON: enough for a line break and an indentation. Without a
+/// bound, a model that prefers whitespace to what the schema asks for writes it until its tokens
+/// are spent.
+const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
+
+/// Returns the JSON of a schema, with a bound of whitespace.
 pub(super) fn read(text: &str) -> Result<Value, GrammarError> {
     let schema = serde_json::from_str(text).map_err(GrammarError::Json)?;
     check([&schema])?;
-    Ok(schema)
+    Ok(bound_whitespace(schema))
 }
 
-/// Checks the JSON schemas of a Lark grammar. What is no JSON is left to the compiler.
-pub(super) fn check_lark(text: &str) -> Result<(), GrammarError> {
+/// Returns a Lark grammar with a bound of whitespace in its JSON schemas. What is no JSON is left to
+/// the compiler.
+pub(super) fn read_lark(text: &str) -> Result<String, GrammarError> {
     const MARK: &str = "%json";
-    let mut schemas = Vec::new();
+    let (mut schemas, mut bounded) = (Vec::new(), String::new());
     let mut rest = text;
     while let Some(at) = rest.find(MARK) {
-        rest = &rest[at + MARK.len()..];
+        let (before, after) = rest.split_at(at + MARK.len());
+        bounded.push_str(before);
+        rest = after;
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
         if let Some(Ok(schema)) = values.next() {
+            bounded.push_str(&format!(" {}", bound_whitespace(schema.clone())));
             schemas.push(schema);
             rest = &rest[values.byte_offset()..];
         }
     }
-    check(&schemas)
+    check(&schemas)?;
+    Ok(bounded + rest)
+}
+
+/// Bounds the whitespace between tokens of JSON, unless the schema has options of its own for the
+/// compiler.
+fn bound_whitespace(schema: Value) -> Value {
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        schema => schema,
+    };
+    if let Value::Object(fields) = &mut schema {
+        let options = || json!({ "whitespace_pattern": WHITESPACE });
+        fields.entry("x-guidance").or_insert_with(options);
+    }
+    schema
 }
 
 fn check<'a>(schemas: impl IntoIterator<Item = &'a Value>) -> Result<(), GrammarError> {

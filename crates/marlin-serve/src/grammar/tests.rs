@@ -243,6 +243,34 @@ fn recursive_schemas_are_followed() {
     assert!(vocabulary.allowed(&mut state).contains(&END));
 }
 
+/// A model that prefers whitespace to what a schema asks for comes to the end of it.
+#[test]
+fn whitespace_between_tokens_of_json_is_bounded() {
+    let vocabulary = Vocabulary::bytes();
+    let byte = |byte: u8| 4 + u32::from(byte);
+    let list = json!({ "type": "array", "items": { "enum": [1] } });
+    let own = json!({ "type": "array", "x-guidance": { "whitespace_flexible": false } });
+    for (source, most) in [
+        (schema(list.clone()), 64),
+        (lark(format!("start: \"x\"? a\na: %json {list}")), 64),
+        (schema(json!(true)), 64),
+        (schema(own), 0),
+    ] {
+        let mut state = vocabulary.start(&source);
+        state.accept(byte(b'[')).unwrap();
+        for _ in 0..most {
+            state.accept(byte(b" \n\t"[most % 3])).unwrap();
+        }
+        let allowed = vocabulary.allowed(&mut state);
+        assert!(
+            b" \n\r\t"
+                .iter()
+                .all(|space| !allowed.contains(&byte(*space)))
+        );
+        assert!(allowed.contains(&byte(b']')) && allowed.contains(&byte(b'1')));
+    }
+}
+
 #[test]
 fn reasoning_comes_before_what_a_grammar_allows() {
     let vocabulary = Vocabulary::bytes();
