@@ -2,7 +2,7 @@
 
 python benches/plots/serving.py benches/records/serve-llama-2-7b-h200.json tpot|ttft book/src/serving-tpot.svg
 
-The record has the rows of `bench-serve` at several rates and with several formats of the weights. Python's own library is enough.
+The record has the runs of `bench-serve` at several rates and with several formats of the weights. Python's own library is enough.
 """
 
 import json
@@ -20,7 +20,7 @@ LINES = [("f16, Burn's layers", "#c2410c", "6 4"), ("int4 g128", "#1d4ed8", ""),
 
 def main(record, figure, out):
     field, name, ticks = FIGURES[figure]
-    rows = json.load(open(record))["rows"]
+    rows = json.load(open(record))["runs"]
     axes = Axes(RATES, ticks, "requests a second", name)
     for number, (weights, colour, dash) in enumerate(LINES):
         found = [row for row in rows if row["weights"] == weights and row["rate"] <= RATES[-1] and row[field] <= ticks[-1]]
