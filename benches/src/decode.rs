@@ -6,7 +6,7 @@ use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
 use marlin_format::{GroupSize, QuantSpec, Sparsity, WeightFormat};
-use marlin_lm::{Engine, Model, ModelConfig, Projection, RequestParams};
+use marlin_lm::{CacheFormat, Engine, Model, ModelConfig, Projection, RequestParams};
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
@@ -41,6 +41,9 @@ pub struct DecodeArgs {
     /// Positions of a page of the KV cache; 0 for a cache without pages.
     #[arg(long, value_delimiter = ',', default_values_t = [0])]
     page_size: Vec<usize>,
+    /// Keep the KV cache in e4m3; needs --page-size.
+    #[arg(long)]
+    fp8_cache: bool,
     /// Record passes without programmatic dependent launch, so that kernels do not overlap, for
     /// comparison.
     #[arg(long)]
@@ -110,6 +113,9 @@ pub struct StepFigure {
     /// The number of positions of a page of the KV cache, if it has pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     page_size: Option<usize>,
+    /// The format of the KV cache, if it is not that of the activations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache: Option<&'static str>,
     /// The time from the prompts to the first token of the last sequence, in milliseconds, with
     /// everything compiled. The other sequences decode in the meantime.
     ttft_ms: f64,
@@ -179,6 +185,10 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
         "read"
     );
     let mut rows = Vec::new();
+    let cache_format = match args.fp8_cache {
+        true => CacheFormat::E4m3,
+        false => CacheFormat::Activations,
+    };
     for &model in &args.models {
         for &weights in &args.weights {
             let format = weights.format();
@@ -217,12 +227,15 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
                     let lengths = [batch, args.prompt, new_tokens];
                     let times = match page_size {
                         0 => time(&built, lengths)?,
-                        _ => crate::paged::time(&built, lengths, page_size)?,
+                        _ => crate::paged::time(&built, lengths, page_size, cache_format)?,
                     };
                     let rates = rates(&name);
-                    rows.push(report(
-                        model, weights, lengths, page_size, bytes, times, rates,
-                    ));
+                    let row = report(model, weights, lengths, page_size, bytes, times, rates);
+                    let is_fp8 = args.fp8_cache && page_size > 0;
+                    rows.push(StepFigure {
+                        cache: is_fp8.then_some("e4m3"),
+                        ..row
+                    });
                     // The record is written after every run, because a run takes minutes.
                     if let Some(path) = &args.record {
                         record::write(path, &name, &rows)?;
@@ -405,6 +418,7 @@ fn report(
         prompt_tokens,
         new_tokens,
         page_size: (page_size > 0).then_some(page_size),
+        cache: None,
         ttft_ms: times.first * 1e3,
         prefill_tokens_per_second: (batch * prompt_tokens) as f64 / times.first,
         time_per_output_token_ms: times.step * 1e3,

@@ -189,9 +189,6 @@ impl Values {
     /// Draws `count` values, as little-endian bytes, on all cores: what is drawn depends on the
     /// seed alone.
     fn draw(self, count: usize, seed: u64) -> Vec<u8> {
-        if let Self::Shape(_) = self {
-            return self.draw_part(count, &mut StdRng::seed_from_u64(seed));
-        }
         let parts = (0..count.div_ceil(PART)).into_par_iter().map(|part| {
             let mut rng = StdRng::seed_from_u64(seed.wrapping_add(part as u64));
             self.draw_part(PART.min(count - part * PART), &mut rng)
@@ -211,8 +208,8 @@ impl Values {
                 rng.fill_bytes(&mut bytes);
                 for byte in &mut bytes {
                     // A nibble of 0 is -8, and one of 8 is 0.
-                    let nibbles = [*byte & 0x0f, *byte & 0xf0];
-                    *byte |= u8::from(nibbles[0] == 0) << 3 | u8::from(nibbles[1] == 0) << 7;
+                    let (low, high) = (*byte & 0x0f, *byte & 0xf0);
+                    *byte |= u8::from(low == 0) << 3 | u8::from(high == 0) << 7;
                 }
                 bytes
             }

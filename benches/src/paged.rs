@@ -2,7 +2,9 @@
 
 use crate::BenchError;
 use crate::decode::{Times, failed};
-use marlin_lm::{BatchEngine, BatchOutput, DecodeToken, Model, Pages, PromptPart, RequestParams};
+use marlin_lm::{
+    BatchEngine, BatchOutput, CacheFormat, DecodeToken, Model, Pages, PromptPart, RequestParams,
+};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,11 +14,12 @@ pub fn time(
     model: &Arc<Model>,
     [batch, prompt_tokens, new_tokens]: [usize; 3],
     page_size: usize,
+    format: CacheFormat,
 ) -> Result<Times, BenchError> {
     let columns = (prompt_tokens + new_tokens).div_ceil(page_size);
     let (count, size) = (batch * columns, page_size);
     let mut engine =
-        BatchEngine::new(model.clone(), batch, Pages { count, size }).map_err(failed)?;
+        BatchEngine::new(model.clone(), batch, Pages { count, size }, format).map_err(failed)?;
     let of_slot = |slot: usize| (0..columns).map(move |page| (page * batch + slot) as u32);
     let pages: Vec<Vec<u32>> = (0..batch).map(|slot| of_slot(slot).collect()).collect();
     let params = RequestParams::default();

@@ -116,6 +116,7 @@ pub fn report(model: &Model, rows: usize, position: usize) -> Result<(), BenchEr
                         keys,
                         values,
                         pages: None,
+                        workspace: None,
                     },
                     &arrival_counters,
                     &parts,

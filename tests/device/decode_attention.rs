@@ -3,6 +3,7 @@
 
 mod bench;
 mod checks;
+mod e4m3;
 mod operands;
 mod pages;
 mod prompts;
@@ -40,6 +41,10 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     );
     add("pages_agree_with_f64", pages::agree);
     add("pages_of_prompts_agree_with_f64", pages::prompts);
+    if device.name != "vulkan" {
+        add("e4m3_agrees_with_f64", e4m3::steps);
+        add("e4m3_of_prompts_is_written_and_widened", e4m3::prompts);
+    }
     add("grows_a_sequence", grows);
     add("skips_rows_outside_of_the_cache", skips);
     add("refuses_wrong_operands", refusals::refusals);

@@ -1,6 +1,7 @@
 //! Decoding of several requests with the shipped model: the device's tokens are compared with those
 //! of Flex, and graphs are replayed.
 
+mod e4m3_cache;
 mod prompts;
 mod served;
 mod suppressed;
@@ -11,7 +12,8 @@ use crate::setup::{Named, is_card, is_cpu_runtime, trial};
 use burn::tensor::{Device, FloatDType};
 use libtest_mimic::Trial;
 use marlin_lm::{
-    Engine, LanguageModel, OpenOptions, RequestParams, Sampling, StepOutput, StopReason,
+    BatchEngine, CacheFormat, CompiledAhead, Engine, LanguageModel, OpenOptions, Pages,
+    RequestParams, Sampling, StepOutput, StopReason,
 };
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -52,7 +54,17 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
             compiled_ahead,
         ));
         tests.push(trial(device, KERNELS_TEST, kernels_of_a_pass));
+        tests.push(trial(
+            device,
+            "engine::all_kernels_of_a_server_are_compiled_ahead",
+            all_compiled_ahead,
+        ));
     }
+    tests.push(trial(
+        device,
+        "engine::a_cache_in_e4m3_keeps_the_perplexity",
+        e4m3_cache::perplexity,
+    ));
     tests.push(trial(
         device,
         "engine::suppressed_tokens_are_those_of_the_host",
@@ -392,4 +404,24 @@ fn compiled_ahead(device: &Device) {
         "operations that could not run"
     );
     assert_eq!(decode(&llama, Sampling::GREEDY, 40), found);
+}
+
+/// Checks that all kernels of a server run on additional servers of the card, and that the number of
+/// the set depends on the engine's passes and not on its pages.
+fn all_compiled_ahead(device: &Device) {
+    let (_guard, folder) = quantised();
+    let llama = open(&folder, device, FloatDType::F16);
+    let engine = |slots: usize, count: usize, format: CacheFormat| {
+        let pages = Pages { count, size: 64 };
+        BatchEngine::new(llama.model.clone(), slots, pages, format)
+            .unwrap_or_else(|error| panic!("{error}"))
+    };
+    let mut first = engine(4, 40, CacheFormat::E4m3);
+    let CompiledAhead { operations, failed } = first.compile_all();
+    assert!(operations > 20 && failed == 0, "{failed} of {operations}");
+    let of = |engine: BatchEngine| engine.kernel_set().unwrap_or_default();
+    let set = of(first);
+    assert_eq!(of(engine(4, 90, CacheFormat::E4m3)), set);
+    assert_ne!(of(engine(8, 40, CacheFormat::E4m3)), set);
+    assert_ne!(of(engine(4, 40, CacheFormat::Activations)), set);
 }

@@ -12,8 +12,8 @@ use marlin_kernels::{Epilogue, Prologue};
 use marlin_nn::kernels::attention::{
     self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget,
 };
-use marlin_nn::kernels::{flash, rms_norm_source, silu_mul_source};
-use marlin_nn::{CacheShape, Pages};
+use marlin_nn::kernels::{e4m3_cache_sources, flash, rms_norm_source, silu_mul_source};
+use marlin_nn::{CacheFormat, CacheShape, Pages};
 use source_digest::Routine;
 use std::error::Error;
 
@@ -44,6 +44,15 @@ pub enum Subject {
         pass: AttentionPass,
         /// The number of positions of a page, if the cache has pages.
         page_size: Option<usize>,
+        format: CacheFormat,
+    },
+    /// The kernels between a cache in e4m3 and the workspace of prompts.
+    Codes {
+        head_dim: usize,
+        page_size: Option<usize>,
+        dtype: ActivationDtype,
+        /// True for the kernel that writes the cache, false for the kernel that reads it.
+        stores: bool,
     },
     /// Attention of prompts on tensor cores.
     Flash {
@@ -58,7 +67,7 @@ impl Subject {
     /// Returns the routine whose sources make the CUDA text.
     pub fn routine(&self) -> Routine {
         match self {
-            Self::Norm { .. } | Self::Gates { .. } => Routine::Rows,
+            Self::Norm { .. } | Self::Gates { .. } | Self::Codes { .. } => Routine::Rows,
             Self::Head { .. } => Routine::Head,
             Self::Gemv(_) => Routine::Gemv,
             Self::Attention { .. } => Routine::Attention,
@@ -85,10 +94,21 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
             dtype,
             pass,
             page_size,
+            format,
         } => {
-            let shape = shape([group, head_dim], page_size, has_norm, dtype, pass);
+            let mut shape = shape([group, head_dim], page_size, has_norm, dtype, pass);
+            shape.cache.format = format;
             let config = AttentionPlan::new(&shape, &TARGET)?.config;
             attention::source(&config, has_norm, dtype, capability)?
+        }
+        Subject::Codes {
+            head_dim,
+            page_size,
+            dtype,
+            stores,
+        } => {
+            let [store, widen] = e4m3_cache_sources(head_dim, page_size, dtype, capability)?;
+            if stores { store } else { widen }
         }
         Subject::Flash {
             head_dim,
@@ -115,12 +135,18 @@ pub fn broken(subject: &Subject, capability: u32, compiled: &Compiled) -> Vec<St
         Subject::Attention {
             pass: AttentionPass::Step,
             page_size,
+            format,
             ..
         } => {
             let is_constant = load.contains("CONSTANT");
             words += usize::from(is_constant);
             let most = 2 + page_size.map_or(0, |_| 4);
-            load == "LDG.E.128" || is_constant && words <= most
+            let is_cached = match format {
+                CacheFormat::Activations => load == "LDG.E.128",
+                // Codes, and the scale of a position.
+                CacheFormat::E4m3 => matches!(load, "LDG.E.64" | "LDG.E"),
+            };
+            is_cached || is_constant && words <= most
         }
         _ => false,
     };
@@ -168,7 +194,7 @@ fn shape(
 
 /// Returns the kernels for a card, each with its name.
 pub fn subjects(card: Card) -> Vec<(String, Subject)> {
-    [rows(), heads(), gemv(card), attention(), flash()].concat()
+    [rows(), heads(), gemv(card), attention(), codes(), flash()].concat()
 }
 
 /// Returns the norm and SwiGLU kernels of small and large models.
@@ -314,13 +340,26 @@ fn attention() -> Vec<(String, Subject)> {
         (40, 4, false, BF16, None),
         (40, 4, false, BF16, Some(64)),
     ];
-    let named = |pass| {
+    let codes = [
+        (128, 1, false, F16, Some(64)),
+        (128, 4, false, BF16, Some(64)),
+        (128, 8, false, F16, Some(64)),
+        (64, 8, false, BF16, Some(16)),
+        (256, 4, true, F16, Some(128)),
+        (96, 1, false, BF16, None),
+    ];
+    let named = |pass, format| {
         move |(head_dim, group, has_norm, dtype, page_size)| {
+            let codes = match format {
+                CacheFormat::Activations => "",
+                CacheFormat::E4m3 => " over e4m3",
+            };
             let norms = if has_norm { " with norms" } else { "" };
             let pages = of_pages(page_size);
-            let name =
-                format!("{pass:?} attention of {group} x {head_dim} in {dtype}{norms}{pages}")
-                    .to_lowercase();
+            let name = format!(
+                "{pass:?} attention of {group} x {head_dim} in {dtype}{norms}{codes}{pages}"
+            )
+            .to_lowercase();
             (
                 name,
                 Subject::Attention {
@@ -330,15 +369,52 @@ fn attention() -> Vec<(String, Subject)> {
                     dtype,
                     pass,
                     page_size,
+                    format,
                 },
             )
         }
     };
     steps
         .into_iter()
-        .map(named(AttentionPass::Step))
-        .chain(prompts.into_iter().map(named(AttentionPass::Prompt)))
+        .map(named(AttentionPass::Step, CacheFormat::Activations))
+        .chain(
+            prompts
+                .into_iter()
+                .map(named(AttentionPass::Prompt, CacheFormat::Activations)),
+        )
+        .chain(
+            codes
+                .into_iter()
+                .map(named(AttentionPass::Step, CacheFormat::E4m3)),
+        )
         .collect()
+}
+
+/// Returns the kernels between a cache in e4m3 and the workspace of prompts.
+fn codes() -> Vec<(String, Subject)> {
+    let of = |(head_dim, dtype, page_size)| {
+        [true, false].map(|stores| {
+            let what = if stores { "written" } else { "read" };
+            let name = format!(
+                "cache of {head_dim} in e4m3 {what} in {dtype}{}",
+                of_pages(page_size)
+            );
+            let subject = Subject::Codes {
+                head_dim,
+                page_size,
+                dtype,
+                stores,
+            };
+            (name, subject)
+        })
+    };
+    let shapes = [
+        (128, F16, Some(64)),
+        (128, BF16, Some(64)),
+        (80, F16, None),
+        (256, BF16, Some(16)),
+    ];
+    shapes.into_iter().flat_map(of).collect()
 }
 
 /// Returns the attention kernels of prompts on tensor cores.

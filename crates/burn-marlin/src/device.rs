@@ -9,8 +9,8 @@ use crate::backend::float_dtype;
 use burn::tensor::{DType, Device};
 use marlin_format::{ScaleDtype, available_memory};
 #[cfg(feature = "cuda")]
-use marlin_kernels::Runtime;
-use marlin_kernels::Target;
+use marlin_kernels::device::free_memory_of_card;
+use marlin_kernels::{Runtime, Target};
 #[cfg(feature = "cubecl-runtime")]
 use {burn::backend::DispatchDevice, cubecl::client::Client};
 
@@ -65,7 +65,7 @@ pub fn free_memory(device: &Device) -> Option<usize> {
         let used = usage.as_ref().map_or(0, |usage| usage.bytes_in_use);
         let free = total.saturating_sub(used);
         #[cfg(feature = "cuda")]
-        let free = free_on_card(&client).map_or(free, |bytes| {
+        let free = free_memory_of_card(&client).map_or(free, |bytes| {
             // Tensors can also take what the pool has reserved and does not use.
             let reserved = usage.as_ref().map_or(0, |usage| usage.bytes_reserved);
             free.min((bytes as u64).saturating_add(reserved.saturating_sub(used)))
@@ -75,25 +75,9 @@ pub fn free_memory(device: &Device) -> Option<usize> {
     available_memory()
 }
 
-/// Returns the bytes that no process has allocated on the card of a CUDA client; `None` for other
-/// clients, or if the driver does not answer.
-#[cfg(feature = "cuda")]
-fn free_on_card(client: &Client) -> Option<usize> {
-    if Target::of(client).runtime != Runtime::Cuda {
-        return None;
-    }
-    let ordinal = client.service_id().device.index_id as usize;
-    // The query runs on a thread of its own, because the driver binds the card's context to the
-    // thread that asks.
-    let ask = move || cudarc::driver::CudaContext::new(ordinal)?.mem_get_info();
-    match std::thread::spawn(ask).join() {
-        Ok(Ok((free, _))) => Some(free),
-        Ok(Err(error)) => {
-            tracing::info!(%error, "the driver does not say how much memory is free");
-            None
-        }
-        Err(_) => None,
-    }
+/// Returns true if the memory of a device is that of the host.
+pub fn is_host(device: &Device) -> bool {
+    matches!(target(device).runtime, Runtime::Cpu | Runtime::Flex)
 }
 
 /// Runs `make` with a dedicated allocation for each tensor that it makes. The device gets the

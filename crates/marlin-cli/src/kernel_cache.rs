@@ -11,8 +11,8 @@ use etcetera::BaseStrategy;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Once, OnceLock};
 use std::time::{Duration, SystemTime};
 
 /// The environment variable that names another cache folder, or is `off`.
@@ -25,11 +25,20 @@ const OLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// True if the cache is on and has no kernel yet.
 static IS_EMPTY: AtomicBool = AtomicBool::new(false);
+/// The value of [`compiled_marks`] if the cache is on.
+static COMPILED_MARKS: OnceLock<PathBuf> = OnceLock::new();
 
 /// Returns true if the cache was switched on and no process has used it before: every kernel must
 /// be compiled.
 pub fn is_empty() -> bool {
     IS_EMPTY.load(Ordering::Relaxed)
+}
+
+/// Returns the first part of the names of files that record whose kernels are all in the cache;
+/// `None` if the cache is off. The files are removed together with the kernels of their
+/// environment.
+pub fn compiled_marks() -> Option<PathBuf> {
+    COMPILED_MARKS.get().cloned()
 }
 
 /// Switches the cache on for the rest of the process. Call it before anything asks CubeCL for a
@@ -49,12 +58,12 @@ fn configure() {
     if config.compilation.cache {
         return;
     }
-    if buildid::build_id().is_none() {
+    let Some(build) = buildid::build_id() else {
         tracing::warn!(
             "compiled kernels are not kept: the program was linked without a build ID, by which those of another build are told apart"
         );
         return;
-    }
+    };
     let name = environment(&versions());
     let is_new = match prepare(&folder, &name) {
         Ok(is_new) => is_new,
@@ -63,6 +72,7 @@ fn configure() {
             return;
         }
     };
+    let marks = folder.join(format!("{name}.db-compiled-{}", hex(build)));
     config.compilation.cache = true;
     config.environment.path = CacheConfig::Directory(folder);
     config.environment.name = name;
@@ -71,6 +81,11 @@ fn configure() {
         return;
     }
     IS_EMPTY.store(is_new, Ordering::Relaxed);
+    COMPILED_MARKS.get_or_init(|| marks);
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The state of the cache.

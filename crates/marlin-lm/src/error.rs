@@ -331,6 +331,11 @@ pub enum ModelError {
         /// The free memory of the device, in bytes.
         free: usize,
     },
+    /// A KV cache in e4m3 on a device that does not support it.
+    #[error(
+        "a KV cache in e4m3 needs CUDA, compute capability 8.0, activations in f16 or bf16, and heads of 16 to 256 features, a multiple of 16"
+    )]
+    E4m3Cache,
     /// A decode step that the device did not finish.
     #[error(transparent)]
     Step(#[from] marlin_nn::DecodeError),

@@ -63,7 +63,7 @@ pub use generate::{GenerateOptions, Generation};
 #[cfg(feature = "hub")]
 pub use marlin_hub as hub;
 pub use marlin_nn::ahead::CompiledAhead;
-pub use marlin_nn::{MAX_LOGPROBS, Pages, TokenLogprobs};
+pub use marlin_nn::{CacheFormat, MAX_LOGPROBS, Pages, TokenLogprobs};
 pub use marlin_quant::{LayerLoss, RowOrder};
 #[cfg(feature = "sandbox")]
 pub use marlin_text::init;

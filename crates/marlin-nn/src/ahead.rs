@@ -9,6 +9,8 @@
 use crate::kernels::attention::AttentionShape;
 use burn::tensor::Device;
 use marlin_format::WeightDescriptor;
+#[cfg(feature = "cuda")]
+use marlin_kernels::additional_server;
 use marlin_kernels::{Epilogue, Prologue};
 
 /// The properties of a pass that determine its kernels.
@@ -60,11 +62,28 @@ impl LinearWeight {
 /// The numbers of operations that were run so that their kernels are compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CompiledAhead {
-    /// The number of all operations; 0 on a device that is not a CUDA device.
+    /// The number of all operations, of which those with the same kernels count once; 0 on a device
+    /// that is not a CUDA device.
     pub operations: usize,
     /// The number of operations that could not run. Their kernels are compiled when they are first
     /// launched.
     pub failed: usize,
+}
+
+/// Returns true if [`compile`] compiles kernels for a device: a CUDA device.
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(
+        unused_variables,
+        reason = "other runtimes compile on the thread that launches"
+    )
+)]
+pub fn is_supported(device: &Device) -> bool {
+    #[cfg(feature = "cuda")]
+    if let burn::backend::DispatchDevice::Cube(device) = device.as_dispatch() {
+        return additional_server(&device.client(), 0).is_some();
+    }
+    false
 }
 
 /// Compiles the kernels of passes for a CUDA device into CubeCL's cache on disk, and waits until
@@ -90,8 +109,10 @@ pub fn compile(device: &Device, passes: &[PassShape]) -> CompiledAhead {
 #[cfg(feature = "cuda")]
 mod servers {
     use super::{CompiledAhead, LinearShape, LinearWeight, PassShape};
-    use crate::cache::CacheShape;
-    use crate::kernels::attention::{AttentionPass, AttentionShape};
+    use crate::cache::{CacheFormat, CacheShape};
+    use crate::kernels::attention::{
+        AttentionPass, AttentionPlan, AttentionShape, AttentionTarget,
+    };
     use crate::kernels::flash::TILE_WORDS;
     use crate::kernels::sample::TokenTable;
     use crate::kernels::{SequenceState, flash};
@@ -105,7 +126,11 @@ mod servers {
     use cubecl::bytes::Bytes;
     use cubecl::client::Client;
     use marlin_format::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
-    use marlin_kernels::{ActivationDtype, Epilogue, Prologue, additional_server};
+    use marlin_kernels::{
+        ActivationDtype, Epilogue, FloatProblem, Kernel, Prologue, QuantProblem, Target,
+        additional_server, elementwise, plan, vector_size,
+    };
+    use std::collections::HashSet;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
@@ -118,7 +143,7 @@ mod servers {
         if additional_server(&client, 0).is_none() {
             return CompiledAhead::default();
         }
-        let operations: Vec<Operation> = passes.iter().flat_map(operations).collect();
+        let operations = all_operations(passes, &client);
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let take = |number: usize| {
             let Some(client) = additional_server(&client, number) else {
@@ -129,7 +154,7 @@ mod servers {
                 device: device.clone(),
             };
             while let Some(operation) = operations.get(next.fetch_add(1, Ordering::Relaxed)) {
-                operation(&tensors);
+                (operation.run)(&tensors);
                 match cubecl::future::block_on(tensors.client.sync()) {
                     Ok(()) => _ = done.fetch_add(1, Ordering::Relaxed),
                     Err(error) => tracing::debug!(?error, "a kernel was not compiled ahead"),
@@ -157,24 +182,52 @@ mod servers {
         }
     }
 
-    type Operation = Box<dyn Fn(&Tensors) + Send + Sync>;
+    /// An operation of a pass.
+    struct Operation {
+        /// The parameters that determine the kernels. Operations of one key have the same kernels.
+        key: String,
+        time: CompileTime,
+        run: Box<dyn Fn(&Tensors) + Send + Sync>,
+    }
 
-    /// Returns the operations of a pass. The operations whose kernels take longest to compile come
-    /// first.
-    fn operations(pass: &PassShape) -> Vec<Operation> {
+    /// The order of the times that kernels take to compile.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    enum CompileTime {
+        Longest,
+        Long,
+        Short,
+    }
+
+    /// Returns the operations of passes, one for each key. Those whose kernels take longest to
+    /// compile come first.
+    fn all_operations(passes: &[PassShape], client: &Client) -> Vec<Operation> {
+        let mut keys = HashSet::new();
+        let mut operations: Vec<Operation> = passes
+            .iter()
+            .flat_map(|pass| operations(pass, client))
+            .filter(|operation| keys.insert(operation.key.clone()))
+            .collect();
+        operations.sort_by_key(|operation| operation.time);
+        operations
+    }
+
+    /// Returns the operations of a pass.
+    fn operations(pass: &PassShape, client: &Client) -> Vec<Operation> {
         let (last_rows, head) = (pass.last_rows, pass.head.clone());
         let Some(first) = pass.attention.first().copied() else {
             return Vec::new();
         };
         let ([hidden, vocab], rows, dtype) = (head.weight.dims(), first.rows, first.dtype);
         let mut operations: Vec<Operation> = Vec::new();
-        operations.extend(
-            pass.attention
-                .iter()
-                .map(|&shape| -> Operation { Box::new(move |tensors| attend(tensors, shape)) }),
-        );
+        let mut push = |key: String, time, run: Box<dyn Fn(&Tensors) + Send + Sync>| {
+            operations.push(Operation { key, time, run });
+        };
+        for &shape in &pass.attention {
+            let run = Box::new(move |tensors: &Tensors| attend(tensors, shape));
+            push(attention_key(&shape, client), CompileTime::Longest, run);
+        }
         if last_rows > 0 {
-            operations.push(Box::new(move |tensors| {
+            let run = Box::new(move |tensors: &Tensors| {
                 let (rows, table) = (
                     tensors.rows(last_rows),
                     tensors.words([
@@ -188,31 +241,79 @@ mod servers {
                     table,
                     first.cache.max_len,
                 );
-            }));
-            operations.push(Box::new(move |tensors| {
-                multiply(tensors, &head, last_rows, dtype)
-            }));
+            });
+            push("sample".into(), CompileTime::Long, run);
         }
-        let layers = pass.layers.iter().cloned();
-        operations.extend(layers.map(|layer| -> Operation {
-            Box::new(move |tensors| multiply(tensors, &layer, rows, dtype))
-        }));
-        operations.push(Box::new(move |tensors| {
-            // The kernel is the same for a vocabulary of one token.
+        let of_layers = pass.layers.iter().map(|layer| (layer, rows));
+        let of_head = (last_rows > 0).then_some((&head, last_rows));
+        for (layer, rows) in of_head.into_iter().chain(of_layers) {
+            let key = linear_key(layer, rows, dtype, client);
+            let layer = layer.clone();
+            let run = Box::new(move |tensors: &Tensors| multiply(tensors, &layer, rows, dtype));
+            push(key, CompileTime::Long, run);
+        }
+        // The kernel of an embedding is the same for a vocabulary of one token.
+        let embed = Box::new(move |tensors: &Tensors| {
             CubeBackend::decode_embed(tensors.floats([1, hidden], dtype), tensors.rows(rows));
-        }));
-        operations.push(Box::new(move |tensors| {
+        });
+        // The size of its cubes depends on the number of elements, if there are few.
+        let elements = rows * hidden / vector_size(client, hidden, dtype);
+        let (_, cubes) = elementwise(client, elements);
+        push(format!("embed {cubes:?}"), CompileTime::Short, embed);
+        let norm = Box::new(move |tensors: &Tensors| {
             CubeBackend::decode_rms_norm(
                 tensors.floats([rows, hidden], dtype),
                 tensors.floats([hidden], dtype),
                 EPSILON,
             );
-        }));
-        operations.push(Box::new(move |tensors| {
+        });
+        push("norm".into(), CompileTime::Short, norm);
+        let add_norm = Box::new(move |tensors: &Tensors| {
             let [x, residual] = [(); 2].map(|()| tensors.floats([last_rows.max(1), hidden], dtype));
             CubeBackend::decode_add_rms_norm(x, residual, tensors.floats([hidden], dtype), EPSILON);
-        }));
+        });
+        push("add and norm".into(), CompileTime::Short, add_norm);
         operations
+    }
+
+    /// Returns the parameters of an attention that its kernels depend on: all but the number of
+    /// rows, and for a step the configuration that is planned for them.
+    fn attention_key(shape: &AttentionShape, client: &Client) -> String {
+        let plan = AttentionPlan::new(shape, &AttentionTarget::of(client));
+        let config = plan.ok().map(|plan| plan.config);
+        format!("{:?} {config:?}", AttentionShape { rows: 0, ..*shape })
+    }
+
+    /// Returns the parameters of a linear layer that its kernels depend on: all but the number of
+    /// rows, and the plan for them without the size of the grid.
+    fn linear_key(
+        layer: &LinearShape,
+        rows: usize,
+        dtype: ActivationDtype,
+        client: &Client,
+    ) -> String {
+        let target = Target::of(client);
+        let mut plan = match layer.weight {
+            LinearWeight::Quantized(descriptor) => {
+                let problem = QuantProblem::new(rows, descriptor, dtype)
+                    .with_prologue(layer.prologue)
+                    .with_epilogue(layer.epilogue);
+                plan(problem, &target)
+            }
+            LinearWeight::Float([k, n]) => {
+                let m = rows;
+                plan(FloatProblem { m, k, n, dtype }, &target)
+            }
+        };
+        // Burn's matmuls choose a kernel by the number of rows.
+        let of_burn = matches!(
+            plan.kernel,
+            Kernel::FloatMatmul | Kernel::DequantizeThenMatmul
+        );
+        if let Kernel::Marlin(launch) = &mut plan.kernel {
+            launch.blocks = 0;
+        }
+        format!("{layer:?} {plan:?} {:?}", of_burn.then_some(rows))
     }
 
     fn attend(tensors: &Tensors, shape: AttentionShape) {
@@ -243,11 +344,18 @@ mod servers {
         };
         let qkv = tensors.floats([rows, shape.qkv_columns()], dtype);
         let (keys, values, cos, sin) = (cache(), cache(), table(), table());
+        let wide = || {
+            let dims = cache_shape.in_activations().dims();
+            let is_wide = cache_shape.format != CacheFormat::Activations;
+            OptionalFloat::from(is_wide.then(|| tensors.floats(dims, dtype)))
+        };
         CubeBackend::decode_attention(
             qkv,
             tensors.rows(rows),
             keys,
             values,
+            wide(),
+            wide(),
             pages.into(),
             cos,
             sin,

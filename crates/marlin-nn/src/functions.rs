@@ -8,7 +8,7 @@
 //! | others, and every device with autodiff | Burn's operations, which read the rows to the host |
 
 use crate::attention_parts::AttentionParts;
-use crate::cache::{CacheShape, LayerCache};
+use crate::cache::{CacheFormat, CacheShape, LayerCache};
 use crate::device::{is_flex, takes};
 use crate::kernels::SequenceState;
 use crate::kernels::attention::AttentionPass;
@@ -260,6 +260,10 @@ fn attend(
     let dtype = activation_dtype(qkv.dtype()).unwrap_or(ActivationDtype::F32);
     let shape = parts.shape(pass, count, cache_shape, dtype);
     if !takes(&qkv) || shape.check().is_err() {
+        assert!(
+            cache_shape.format == CacheFormat::Activations,
+            "a KV cache in e4m3 needs a device with kernels, and activations in f16 or bf16"
+        );
         return portable::attention(qkv, rows, cache, parts);
     }
     let norm = |index: usize| {
@@ -269,11 +273,17 @@ fn attend(
             .map(|(weights, _)| weights[index].clone().into_dispatch())
             .into()
     };
+    let wide = |index: usize| {
+        let workspace = cache.workspace.map(|workspace| workspace[index].clone());
+        workspace.map(Tensor::into_dispatch).into()
+    };
     let (out, keys, values) = Dispatch::decode_attention(
         qkv.into_dispatch(),
         rows.clone().into_dispatch(),
         taken(cache.keys).into_dispatch(),
         taken(cache.values).into_dispatch(),
+        wide(0),
+        wide(1),
         cache
             .pages
             .map(|pages| pages.entries.clone().into_dispatch())

@@ -42,7 +42,9 @@ mod portable;
 mod rows;
 
 pub use attention_parts::AttentionParts;
-pub use cache::{CacheShape, LayerCache, PageTable, Pages, cache, read_cache, write_cache};
+pub use cache::{
+    CacheFormat, CacheShape, LayerCache, PageTable, Pages, cache, read_cache, write_cache,
+};
 pub use device::{MAX_PASS_ROWS, has_flash_attention, has_kernels, takes_prompts};
 pub use error::DecodeError;
 pub use functions::{

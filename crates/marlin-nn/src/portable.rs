@@ -62,6 +62,7 @@ pub(crate) fn attention(
         keys,
         values,
         pages,
+        ..
     } = cache;
     let dtype = FloatDType::from(qkv.dtype());
     let outputs = host_rows(rows).into_iter().enumerate().map(|(index, row)| {

@@ -8,11 +8,14 @@ use crate::server::{
     ServerOptions, StartError, TokenMask,
 };
 use marlin_lm::{
-    AllowedTokens, BatchEngine, BatchOutput, BatchStep, DecodeToken, LanguageModel, MAX_LOGPROBS,
-    Model, ModelError, Pages, PromptPart, RequestParams, Sampling, Suppression, Tokenizer,
+    AllowedTokens, BatchEngine, BatchOutput, BatchStep, CacheFormat, CompiledAhead, DecodeToken,
+    LanguageModel, MAX_LOGPROBS, Model, ModelError, Pages, PromptPart, RequestParams, Sampling,
+    Suppression, Tokenizer,
 };
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The number of sequences of the model's window for which the host, or a device that does not
 /// report its memory, has pages by default.
@@ -32,6 +35,8 @@ pub struct ModelOptions {
     /// The positions in a page of the KV cache, a power of two; by default 64, which is the fastest
     /// on an H200.
     pub page_size: usize,
+    /// The format of the KV cache; by default that of the activations.
+    pub cache_format: CacheFormat,
     /// The number of pages of the KV cache; by default as many as fit
     /// [`memory_fraction`](Self::memory_fraction) of the device's free memory. In the memory of the
     /// host, which other programs need, and on a device that does not report its memory, pages for
@@ -48,9 +53,11 @@ pub struct ModelOptions {
     pub fair: bool,
     /// The length of the prompt whose kernels are compiled before the server starts; by default 64.
     pub warm_up_tokens: usize,
-    /// True to compile these kernels on all cores, for a process that finds no compiled kernels on
-    /// disk; by default false.
-    pub compile_ahead: bool,
+    /// The first part of the names of files that record whose kernels are in CubeCL's cache on disk.
+    /// With it, all kernels of a model are compiled on all cores before the server starts, once for
+    /// each kind of model and options, which takes about a minute. By default `None`: kernels are
+    /// compiled when they are first launched, and requests wait for them.
+    pub compiled_marks: Option<PathBuf>,
     /// Tokens that end a sequence besides those of the model's generation config, such as the end
     /// of a turn in a chat template.
     pub stop_tokens: Vec<u32>,
@@ -65,12 +72,13 @@ impl Default for ModelOptions {
             max_sequences: 64,
             max_waiting: 1024,
             page_size: 64,
+            cache_format: CacheFormat::Activations,
             pages: None,
             memory_fraction: 0.9,
             max_step_tokens: None,
             fair: false,
             warm_up_tokens: 64,
-            compile_ahead: false,
+            compiled_marks: None,
             stop_tokens: Vec::new(),
             shown_tokens: Vec::new(),
         }
@@ -147,6 +155,36 @@ pub fn start(
     Ok(Server::start(executor, tokenizer, options)?)
 }
 
+/// Compiles all kernels of an engine, unless a file says that they are in CubeCL's cache on disk.
+/// `marks` is the first part of the name of the file.
+fn compile_once(engine: &mut BatchEngine, marks: &Path) {
+    let Some(set) = engine.kernel_set() else {
+        return;
+    };
+    let mut mark = marks.as_os_str().to_owned();
+    mark.push(format!("-{set:016x}"));
+    let mark = Path::new(&mark);
+    if mark.exists() {
+        return;
+    }
+    tracing::info!(
+        "compiling the kernels of this model for this card, once: this takes about a minute"
+    );
+    let start = Instant::now();
+    let CompiledAhead { operations, failed } = engine.compile_all();
+    tracing::info!(
+        operations,
+        failed,
+        seconds = start.elapsed().as_secs(),
+        "compiled"
+    );
+    if failed == 0
+        && let Err(error) = std::fs::write(mark, "")
+    {
+        tracing::info!(path = %mark.display(), %error, "the next start compiles again");
+    }
+}
+
 /// Runs the steps of a model.
 pub struct ModelExecutor {
     engine: BatchEngine,
@@ -181,9 +219,10 @@ impl ModelExecutor {
             masks: true,
             max_logprobs: Some(MAX_LOGPROBS),
         };
-        let mut engine = BatchEngine::new(model, slots, Pages { count, size })?;
-        if options.compile_ahead {
-            engine.compile_ahead(options.warm_up_tokens);
+        let mut engine =
+            BatchEngine::new(model, slots, Pages { count, size }, options.cache_format)?;
+        if let Some(marks) = &options.compiled_marks {
+            compile_once(&mut engine, marks);
         }
         let took = engine.warm_up(options.warm_up_tokens);
         tracing::info!(
@@ -263,7 +302,7 @@ fn page_count(model: &Model, options: &ModelOptions) -> Result<usize, ModelServe
         let least = Pages::MIN_SIZE;
         return Err(ModelServerError::PageSize { page_size, least });
     }
-    let page_bytes = BatchEngine::page_bytes(model, page_size);
+    let page_bytes = BatchEngine::page_bytes(model, page_size, options.cache_format);
     let fitting = default_pages(
         BatchEngine::free_memory(model).map(|free| free as f64 * options.memory_fraction),
         BatchEngine::runs_on_host(model),
@@ -311,6 +350,10 @@ impl Executor for ModelExecutor {
 
     fn runs_ahead(&self) -> bool {
         self.engine.runs_ahead()
+    }
+
+    fn prepare(&mut self) -> bool {
+        self.engine.record_next()
     }
 
     fn add(&mut self, sequence: NewSequence<'_>) -> Result<(), ExecutorError> {

@@ -12,7 +12,7 @@ mod page;
 mod seed;
 
 pub use error::{relative_error, relative_error_of_terms};
-pub use files::repository_file;
+pub use files::{expect_page, repository_file};
 pub use hub::{HubFaults, HubFile, HubRequest, HubServer};
 #[cfg(unix)]
 pub use page::{PageRun, run_page, run_project_page};

@@ -22,7 +22,7 @@ pub enum Routine {
     Gemv,
     /// The logits of a float lm_head.
     Head,
-    /// The RMS norm, and the SiLU gate with its multiplication.
+    /// The RMS norm, the SiLU gate with its multiplication, and the conversion of rows of a KV cache.
     Rows,
     /// The attention of a decode step, and of prompts without tensor cores.
     Attention,
@@ -74,6 +74,7 @@ impl Routine {
             Self::Rows => &[
                 "marlin_nn::kernels::rms_norm_source",
                 "marlin_nn::kernels::silu_mul_source",
+                "marlin_nn::kernels::e4m3_cache_sources",
             ],
             Self::Attention => &["marlin_nn::kernels::attention::source"],
             Self::Flash => &["marlin_nn::kernels::flash::source"],

@@ -10,7 +10,7 @@ use marlin_nn::kernels::attention::{
     AttentionArgs, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget, attention,
 };
 use marlin_nn::kernels::flash::{FlashArgs, TILE_WORDS, flash, most_tiles, tiles};
-use marlin_nn::kernels::{RopeCacheArgs, SequenceState, rope_cache};
+use marlin_nn::kernels::{E4m3CacheArgs, RopeCacheArgs, SequenceState, rope_cache};
 
 /// The buffers of a shape, which all launches share.
 pub(super) struct Bench {
@@ -164,6 +164,24 @@ impl Bench {
             values: self.arg(VALUES),
             pages: self.pages(),
             out: self.arg(OUT),
+        }
+    }
+
+    /// Returns the operands of the kernels between a cache in e4m3 and a workspace of keys and
+    /// values.
+    pub(super) fn e4m3_args(&self, workspace: &[(Handle, usize); 2]) -> E4m3CacheArgs {
+        // SAFETY: the buffers were made for these elements.
+        let [wide_keys, wide_values] = workspace
+            .each_ref()
+            .map(|(handle, length)| unsafe { BufferArg::from_raw_parts(handle.clone(), *length) });
+        E4m3CacheArgs {
+            state: self.arg(STATE),
+            tiles: self.arg(TILES),
+            keys: self.arg(KEYS),
+            values: self.arg(VALUES),
+            wide_keys,
+            wide_values,
+            pages: self.pages(),
         }
     }
 

@@ -16,7 +16,8 @@ const VERSION: &str = "0.5.4";
 const UPDATE: &str = "BURN_MARLIN_UPDATE_BOOK";
 
 /// Checks the pages, and builds the book into `target/book`. Tables of benchmarks, code blocks that
-/// show a file, the page of the command line and the table of what fits are written anew if `update` is true.
+/// show a file, the page of the command line and the table of what fits are written anew if
+/// `update` is true.
 pub fn build(update: bool) -> Result<(), Error> {
     benchmarks::tables(update)?;
     if update {

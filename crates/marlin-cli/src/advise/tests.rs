@@ -4,7 +4,7 @@ use super::cards::{CARDS, CardSpec, H100, H200};
 use super::cost::{self, Basis, REFERENCES};
 use super::records::{DECODE, DTYPE, Model, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, Record};
 use marlin_lm::KvCache;
-use marlin_testing::repository_file;
+use marlin_testing::{expect_page, repository_file};
 use serde_json::Value;
 
 fn record_text(file: &str) -> String {
@@ -326,7 +326,6 @@ fn a_window_shortens_attention() {
     assert!(prompt(&windowed, 8192) < prompt(&full, 8192));
 }
 
-/// The table of the page about servers, which `BURN_MARLIN_UPDATE_BOOK` writes.
 #[test]
 fn the_page_about_servers_says_what_fits() {
     let names = ["rtx-4090", "l40s", "a100-80gb", "h200"];
@@ -357,18 +356,9 @@ fn the_page_about_servers_says_what_fits() {
             cells.concat()
         );
     }
-    let path = repository_file("book/src/serve.md");
-    let mut page = std::fs::read_to_string(&path).unwrap();
-    let start = page.find("| int4, groups of 128 |").unwrap();
-    let end = start + page[start..].find("\n\n").unwrap() + 1;
-    if std::env::var_os("BURN_MARLIN_UPDATE_BOOK").is_some() {
-        page.replace_range(start..end, &table);
-        std::fs::write(&path, &page).unwrap();
-    } else {
-        assert_eq!(
-            page[start..end],
-            table,
-            "BURN_MARLIN_UPDATE_BOOK=1 writes the table"
-        );
-    }
+    expect_page("serve.md", |page| {
+        let start = page.find("| int4, groups of 128 |").unwrap();
+        let end = start + page[start..].find("\n\n").unwrap() + 1;
+        [&page[..start], &table, &page[end..]].concat()
+    });
 }

@@ -1,9 +1,9 @@
 //! The arguments of `serve`.
 
 use super::ModelArgs;
-use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use marlin_lm::MAX_SEQUENCES;
+use clap::{Args, ValueEnum};
+use marlin_lm::{CacheFormat, MAX_SEQUENCES};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -45,6 +45,9 @@ pub struct ServeArgs {
     /// Positions of a page of the KV cache: a power of two, at least 16.
     #[arg(long, default_value_t = 64)]
     pub page_size: usize,
+    /// Format of the KV cache.
+    #[arg(long, value_enum, default_value_t = KvCacheDtype::Auto)]
+    pub kv_cache_dtype: KvCacheDtype,
     /// Pages of the KV cache; by default as many as fit --memory-fraction, and on the CPU those of 8
     /// sequences of the model's window, in 4 GiB at most.
     #[arg(long)]
@@ -84,5 +87,24 @@ fn fraction(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(fraction) if fraction > 0.0 && fraction <= 1.0 => Ok(fraction),
         _ => Err("it must be above 0 and at most 1".into()),
+    }
+}
+
+/// A format of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDtype {
+    /// The dtype of the activations.
+    Auto,
+    /// e4m3 with a scale for each position of a head, nearly twice as many positions: CUDA,
+    /// compute capability 8.0, f16 or bf16.
+    Fp8,
+}
+
+impl From<KvCacheDtype> for CacheFormat {
+    fn from(dtype: KvCacheDtype) -> Self {
+        match dtype {
+            KvCacheDtype::Auto => Self::Activations,
+            KvCacheDtype::Fp8 => Self::E4m3,
+        }
     }
 }

@@ -157,7 +157,7 @@ fn measure(options: &LoadOptions) -> Result<LoadReport, LoadError> {
 fn show(
     args: &BenchServeArgs,
     reports: &[LoadReport],
-    mut compared: Vec<RateSeries>,
+    compared: Vec<RateSeries>,
 ) -> Result<(), CliError> {
     match reports {
         [report] if args.rate.len() == 1 => output::line(&report.to_string())?,
@@ -173,10 +173,7 @@ fn show(
     if let Some(path) = &args.svg {
         let svg = match reports {
             [report] if args.rate.len() == 1 && compared.is_empty() => report.to_svg(),
-            reports => {
-                compared.insert(0, series(reports));
-                rates_svg(&compared)
-            }
+            reports => rates_svg(&[vec![series(reports)], compared].concat()),
         };
         write(path, &svg.map_err(CliError::Load)?)?;
     }
@@ -207,13 +204,8 @@ fn read_series(path: &Path) -> Result<RateSeries, CliError> {
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     let runs: Vec<Run> = serde_json::from_str(&text)
         .map_err(|error| wrong(format!("no figures of several rates: {error}")))?;
-    let mut points: Vec<_> = runs.iter().map(|run| run.point).collect();
-    points.sort_by(|one, other| one.request_rate.total_cmp(&other.request_rate));
     let name = runs.first().map_or("", |run| &run.model_id);
-    Ok(RateSeries {
-        name: name.into(),
-        points,
-    })
+    Ok(line(name, runs.iter().map(|run| run.point)))
 }
 
 /// Prints a row for each rate.
@@ -255,7 +247,7 @@ fn print_rates(reports: &[LoadReport]) -> io::Result<()> {
     output::table(&header, &reports.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Returns the line of the plot, in the order of the rates.
+/// Returns the line of the measured runs.
 fn series(reports: &[LoadReport]) -> RateSeries {
     let points = reports.iter().filter_map(|report| {
         let metrics = &report.metrics;
@@ -266,9 +258,13 @@ fn series(reports: &[LoadReport]) -> RateSeries {
             p99_ttft_ms: 1e3 * metrics.ttft.p99,
         })
     });
+    line(reports.first().map_or("", |report| &report.model), points)
+}
+
+/// Returns a line of the plot, in the order of the rates.
+fn line(name: &str, points: impl Iterator<Item = RatePoint>) -> RateSeries {
     let mut points: Vec<_> = points.collect();
     points.sort_by(|one, other| one.request_rate.total_cmp(&other.request_rate));
-    let name = reports.first().map_or("", |report| &report.model);
     RateSeries {
         name: name.into(),
         points,

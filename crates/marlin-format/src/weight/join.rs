@@ -1,5 +1,7 @@
 //! Joins of weights with the same input features into one weight.
 
+use rayon::prelude::*;
+
 use crate::layout::{MetadataLayout, PlainLayout};
 use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
 
@@ -155,15 +157,17 @@ impl PlainWeight {
     }
 }
 
-/// Fills rows of `columns` words with the rows of every part. Each part has padding of its own.
+/// Fills rows of `columns` words with the rows of every part, on all cores. Each part has padding
+/// of its own.
 fn join_words(
     words: &mut [u32],
     columns: usize,
     parts: &[&PlainWeight],
-    of: impl Fn(&PlainWeight) -> &[u32],
+    of: impl Fn(&PlainWeight) -> &[u32] + Sync,
     padding: u32,
 ) {
-    for (row, line) in words.chunks_exact_mut(columns).enumerate() {
+    let lines = words.par_chunks_exact_mut(columns).enumerate();
+    lines.for_each(|(row, line)| {
         let mut start = 0;
         for part in parts {
             line[start..][..part.n()]
@@ -171,7 +175,7 @@ fn join_words(
             start += part.n();
         }
         line[start..].fill(padding);
-    }
+    });
 }
 
 /// Concatenates the values `[groups, N]` of every part, row by row.
@@ -180,11 +184,10 @@ fn side_by_side<'a, T: Copy + 'a>(
     groups: usize,
     values: impl Fn(&'a PlainWeight) -> &'a [T],
 ) -> Vec<T> {
-    let mut joined = Vec::new();
-    for group in 0..groups {
-        for part in parts {
-            joined.extend(values(part).iter().skip(group * part.n()).take(part.n()));
-        }
-    }
-    joined
+    let lines = (0..groups).flat_map(|group| {
+        let values = &values;
+        let line = move |part: &&'a PlainWeight| &values(part)[group * part.n()..][..part.n()];
+        parts.iter().map(line)
+    });
+    lines.collect::<Vec<_>>().concat()
 }

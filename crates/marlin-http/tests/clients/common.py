@@ -1,10 +1,14 @@
-"""Starts the server of the pseudo-model, and says how long a test takes."""
+"""What the scripts have in common: the server of the pseudo-model, times of tests, and waiting."""
 
 import contextlib
+import http.client
 import os
+import socket
 import subprocess
 import sys
 import time
+
+PATIENCE = 120
 
 
 @contextlib.contextmanager
@@ -36,3 +40,21 @@ def run(tests):
             test(address)
             print(f"{test.__name__}: {time.monotonic() - begin:.2f} s")
     print(f"{len(tests)} tests in {time.monotonic() - start:.2f} s")
+
+
+def free_port():
+    """A port of loopback on which nothing listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def wait_for(what, check):
+    """Waits until a check is true. A connection that fails is not."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if check():
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"not after {PATIENCE} s: {what}")

@@ -18,15 +18,15 @@ import json
 import pathlib
 import random
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
 
+from common import PATIENCE, free_port, wait_for
+
 CLIENTS = 12
-PATIENCE = 120
 # The options of the router that the book names.
 ROUTER = [
     *("--policy", "cache_aware"),
@@ -36,22 +36,6 @@ ROUTER = [
     *("--cb-timeout-duration-secs", "10"),
     *("--log-level", "info"),
 ]
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def wait_for(what, check):
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            if check():
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"not after {PATIENCE} s: {what}")
 
 
 class Process:

@@ -8,33 +8,19 @@ The command that starts the server runs beside the rest, on a free port. Costs a
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
 import urllib.request
+
+from common import free_port, wait_for
 
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def wait_until_healthy(server, port):
-    for _ in range(600):
-        if server.poll() is not None:
-            raise SystemExit(f"the server ended with {server.returncode}")
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-            return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.1)
-    raise SystemExit("the server was not healthy within a minute")
+def is_healthy(server, port):
+    assert server.poll() is None, f"the server ended with {server.returncode}"
+    return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
 
 
 def main():
@@ -55,7 +41,7 @@ def main():
                     count += 1
                 elif text.startswith("burn-marlin serve "):
                     server = subprocess.Popen(text.split())
-                    wait_until_healthy(server, port)
+                    wait_for("the server is healthy", lambda: is_healthy(server, port))
                 else:
                     subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
         finally:
@@ -63,7 +49,8 @@ def main():
                 server.terminate()
                 assert server.wait(timeout=60) == 0, server.returncode
     # What the page says of the answers.
-    assert session["file"]["language"] in ("Rust", "Python") and 0 <= session["file"]["lines"] <= 999
+    file = session["file"]
+    assert file["language"] in ("Rust", "Python") and 0 <= file["lines"] <= 999
     assert session["call"].function.name == "count_lines"
     assert session["message"].usage.output_tokens > 0
     print(f"{page.name}: {count} blocks of Python")

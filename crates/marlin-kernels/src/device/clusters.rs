@@ -1,11 +1,12 @@
 //! Queries the driver for the number of thread block clusters that a card runs at the same time.
 
-use super::ClustersAtOnce;
+use super::{ClustersAtOnce, driver};
 use cubecl::client::Client;
 use cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{CudaContext, DriverError, LaunchConfig};
 use cudarc::nvrtc::Ptx;
 use std::fmt::Write;
+use std::sync::Arc;
 
 /// The number of threads of each block in the occupancy query. A block takes all of the shared
 /// memory, so a multiprocessor holds one block whatever its thread count.
@@ -18,23 +19,14 @@ pub(super) fn at_once(
     multiprocessors: usize,
     shared_limit: usize,
 ) -> ClustersAtOnce {
-    let ordinal = client.service_id().device.index_id as usize;
-    // The query runs on a thread of its own, because the driver binds the card's context to the
-    // thread that asks.
-    match std::thread::spawn(move || ask(ordinal, shared_limit)).join() {
-        Ok(Ok(clusters)) => clusters,
-        Ok(Err(error)) => {
-            tracing::info!(%error, "the driver does not say how many clusters the card runs at once");
-            ClustersAtOnce::assumed(multiprocessors)
-        }
-        Err(_) => ClustersAtOnce::assumed(multiprocessors),
-    }
+    let what = "how many clusters the card runs at once";
+    driver::ask(client, what, move |context| ask(context, shared_limit))
+        .unwrap_or_else(|| ClustersAtOnce::assumed(multiprocessors))
 }
 
 /// Queries the driver for the number of resident clusters whose blocks take all of a
 /// multiprocessor's shared memory (CUDA driver API, `cuOccupancyMaxActiveClusters`).
-fn ask(ordinal: usize, shared_limit: usize) -> Result<ClustersAtOnce, DriverError> {
-    let context = CudaContext::new(ordinal)?;
+fn ask(context: Arc<CudaContext>, shared_limit: usize) -> Result<ClustersAtOnce, DriverError> {
     let module = context.load_module(Ptx::from_src(empty_kernels()))?;
     let stream = context.default_stream();
     let mut clusters = [0; ClustersAtOnce::MOST_BLOCKS];

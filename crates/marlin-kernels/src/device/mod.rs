@@ -2,6 +2,11 @@
 
 #[cfg(feature = "cuda")]
 mod clusters;
+#[cfg(feature = "cuda")]
+mod driver;
+
+#[cfg(feature = "cuda")]
+pub use driver::free_memory_of_card;
 
 #[cfg(feature = "cuda")]
 use cubecl_common::device::DeviceId;

@@ -22,7 +22,7 @@ pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling}
 pub use sizes::ModelSizes;
 
 use crate::ModelError;
-use crate::architectures::{Architecture, BlockShape, Window};
+use crate::architectures::{Architecture, BlockShape, LayerShape, Window};
 
 /// The sizes and constants of a Llama-style decoder, as in its `config.json`.
 ///
@@ -252,6 +252,31 @@ impl ModelConfig {
     /// Returns the shape of block `layer`.
     pub(crate) fn block(&self, layer: usize) -> BlockShape {
         (self.architecture.declaration().block)(self, layer)
+    }
+
+    /// Returns the output head as a layer of a checkpoint; `None` if it is tied to the embedding.
+    pub(crate) fn head(&self) -> Option<LayerShape> {
+        (!self.tie_word_embeddings).then(|| LayerShape {
+            name: "lm_head".into(),
+            dims: [self.hidden_size, self.vocab_size],
+            bias: false,
+        })
+    }
+
+    /// Returns the layers of every projection, in the order in which a model is built: the
+    /// projections of all blocks, then the output head. `contains` returns true for the names of
+    /// layers that the checkpoint has.
+    pub(crate) fn projections(
+        &self,
+        contains: impl Fn(&str) -> bool,
+    ) -> impl Iterator<Item = Vec<LayerShape>> {
+        let blocks = (0..self.num_hidden_layers).flat_map(move |index| {
+            let (block, name) = (self.block(index), format!("model.layers.{index}"));
+            block
+                .projections()
+                .map(|projection| projection.layers_of(&name, &contains))
+        });
+        blocks.chain(self.head().map(|head| vec![head]))
     }
 
     /// Returns the number of features of all query heads together: N of `q_proj`, K of `o_proj`.

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::StreamId;
-use marlin_kernels::Runtime;
 use marlin_nn::ahead::CompiledAhead;
-use marlin_nn::{MAX_LOGPROBS, Pages, SequenceState, SequenceStatus};
+use marlin_nn::{CacheFormat, MAX_LOGPROBS, Pages, SequenceState, SequenceStatus};
 
 use self::chain::Chain;
 use self::sequence::Sequence;
@@ -50,21 +49,28 @@ pub struct BatchEngine {
 }
 
 impl BatchEngine {
-    /// Creates an engine without sequences, with a KV cache of `pages` that up to `slots` sequences
-    /// share.
+    /// Creates an engine without sequences, with a KV cache of `pages` in a format that up to `slots`
+    /// sequences share.
     ///
     /// # Errors
     /// [`ModelError::TooManySequences`] if `slots` is not from 1 to
-    /// [`MAX_SEQUENCES`](crate::MAX_SEQUENCES), and [`ModelError::CacheTooLarge`] if the pages do
-    /// not fit the device, before anything is allocated.
+    /// [`MAX_SEQUENCES`](crate::MAX_SEQUENCES), [`ModelError::CacheTooLarge`] if the pages do
+    /// not fit the device, before anything is allocated, and [`ModelError::E4m3Cache`] if the device
+    /// does not run the attention of prompts on tensor cores, which this format needs.
     ///
     /// # Panics
     /// Panics if the size of a page is not a power of two, at least [`Pages::MIN_SIZE`].
-    pub fn new(model: Arc<Model>, slots: usize, pages: Pages) -> Result<Self, ModelError> {
+    pub fn new(
+        model: Arc<Model>,
+        slots: usize,
+        pages: Pages,
+        format: CacheFormat,
+    ) -> Result<Self, ModelError> {
         check_slots(slots)?;
         let (stream, window, vocab_size) =
             (model.stream(), model.max_len(), model.config().vocab_size);
-        let executor = stream.executes(|| ModelExecutor::new(model, slots, Some(pages)))?;
+        let executor =
+            stream.executes(|| ModelExecutor::new(model, slots, Some((pages, format))))?;
         Ok(Self {
             stream,
             executor,
@@ -80,8 +86,8 @@ impl BatchEngine {
     }
 
     /// Returns the size in bytes of a page of `page_size` positions of a model's KV cache.
-    pub fn page_bytes(model: &Model, page_size: usize) -> usize {
-        KvCache::size_bytes(model.config(), 1, page_size, model.dtype())
+    pub fn page_bytes(model: &Model, page_size: usize, format: CacheFormat) -> usize {
+        KvCache::page_bytes(model.config(), page_size, format, model.dtype())
     }
 
     /// Releases memory that the allocator of a model's device keeps, and returns the free memory in
@@ -95,8 +101,7 @@ impl BatchEngine {
 
     /// Returns true if the memory of a model's device is that of the host.
     pub fn runs_on_host(model: &Model) -> bool {
-        let target = burn_marlin::device::target(&model.device());
-        matches!(target.runtime, Runtime::Cpu | Runtime::Flex)
+        burn_marlin::device::is_host(&model.device())
     }
 
     /// Returns the pages of the KV cache.
@@ -123,10 +128,27 @@ impl BatchEngine {
             .executes(|| self.executor.warm_up(prompt_tokens))
     }
 
-    /// Implements [`Engine::compile_ahead`](crate::Engine::compile_ahead).
-    pub fn compile_ahead(&mut self, prompt_tokens: usize) -> CompiledAhead {
-        self.stream
-            .executes(|| self.executor.compile_ahead(prompt_tokens))
+    /// Compiles the kernels of all passes that the engine can run, on all cores, so that no step
+    /// waits for a kernel. On devices other than CUDA it does nothing.
+    ///
+    /// CubeCL's cache on disk must be on; see
+    /// [`Engine::compile_ahead`](crate::Engine::compile_ahead), which compiles fewer kernels.
+    pub fn compile_all(&mut self) -> CompiledAhead {
+        self.stream.executes(|| self.executor.compile_all())
+    }
+
+    /// Returns a number for the kernels that [`compile_all`](Self::compile_all) compiles; `None` if
+    /// it compiles none. Engines of the same program and the same card with an equal number have the
+    /// same kernels.
+    pub fn kernel_set(&self) -> Option<u64> {
+        self.stream.executes(|| self.executor.kernel_set())
+    }
+
+    /// Records a pass that the engine can run and has not recorded yet, so that no step waits for it;
+    /// false if there is none. Passes are recorded on CUDA, once the first was: before, and on other
+    /// devices, the result is false. It takes up to tenths of a second.
+    pub fn record_next(&mut self) -> bool {
+        self.stream.executes(|| self.executor.record_next())
     }
 
     /// Returns true if the device runs a step beside the host, so that it helps to start the next

@@ -3,14 +3,18 @@
 mod graph;
 mod prompts;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use burn::tensor::capture;
-use marlin_nn::ahead::CompiledAhead;
+use marlin_nn::ahead::{CompiledAhead, PassShape};
 use marlin_nn::kernels::attention::AttentionPass;
-use marlin_nn::{self as decode, Pages, SequenceState, SequenceStatus, TokenLogprobs, TokenTable};
+use marlin_nn::{
+    self as decode, CacheFormat, CacheShape, Pages, SequenceState, SequenceStatus, TokenLogprobs,
+    TokenTable,
+};
 
 pub(super) use self::graph::ModelStep;
 use self::graph::{Pass, PassGraph, State, lock};
@@ -56,19 +60,30 @@ impl ModelExecutor {
     /// given, and no graphs.
     ///
     /// # Errors
-    /// [`ModelError::CacheTooLarge`].
+    /// [`ModelError::CacheTooLarge`], [`ModelError::E4m3Cache`].
     pub(super) fn new(
         model: Arc<Model>,
         slots: usize,
-        pages: Option<Pages>,
+        pages: Option<(Pages, CacheFormat)>,
     ) -> Result<Self, ModelError> {
         let (config, device, dtype) = (model.config(), model.device(), model.dtype());
-        let max_len = model.max_len();
-        let (parts, positions) = match pages {
-            None => (slots, max_len),
-            Some(Pages { count, size }) => (count, size),
+        let (max_len, prompts) = (model.max_len(), PromptRows::of(&model));
+        let (parts, positions, needed) = match pages {
+            None => (
+                slots,
+                max_len,
+                KvCache::size_bytes(config, slots, max_len, dtype),
+            ),
+            Some((Pages { count, size }, format)) => {
+                let page = KvCache::page_bytes(config, size, format, dtype);
+                (count, size, page.saturating_mul(count))
+            }
         };
-        let needed = KvCache::size_bytes(config, parts, positions, dtype);
+        if pages.is_some_and(|(_, format)| format == CacheFormat::E4m3)
+            && prompts != PromptRows::All
+        {
+            return Err(ModelError::E4m3Cache);
+        }
         if let Some(free) = burn_marlin::device::free_memory(&device).filter(|&free| free < needed)
         {
             return Err(ModelError::CacheTooLarge {
@@ -81,11 +96,12 @@ impl ModelExecutor {
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         let cache = match pages {
             None => KvCache::new(config, slots, max_len, dtype, &device),
-            Some(pages) => KvCache::paged(config, slots, max_len, pages, dtype, &device),
+            Some((pages, format)) => {
+                KvCache::paged(config, slots, max_len, pages, format, dtype, &device)
+            }
         };
         let words = TokenTable::words(config.vocab_size);
         let token_table = decode::words([TokenTable::row(slots, 0), words], &device);
-        let prompts = PromptRows::of(&model);
         let chunk = prompts.chunk();
         let state = Arc::new(Mutex::new(State { cache, token_table }));
         Ok(Self {
@@ -130,16 +146,88 @@ impl ModelExecutor {
 
     /// Implements [`Engine::compile_ahead`](super::Engine::compile_ahead).
     pub(super) fn compile_ahead(&self, prompt_tokens: usize) -> CompiledAhead {
-        let cache = lock(&self.state).cache.shape();
-        let shape = |pass, rows, last_rows| self.model.pass_shape(pass, rows, last_rows, cache);
-        let mut passes = vec![shape(AttentionPass::Step, 1, 1)];
+        let mut passes = vec![self.pass_shape(AttentionPass::Step, 1, 1)];
         if self.prompts != PromptRows::Last {
             let [rows, last_rows] = self.rounded(prompt_tokens.clamp(1, self.chunk(false)), 1);
-            passes.push(shape(AttentionPass::Prompt, rows, last_rows));
+            passes.push(self.pass_shape(AttentionPass::Prompt, rows, last_rows));
         }
+        self.compile(&passes)
+    }
+
+    /// Implements [`BatchEngine::compile_all`](super::BatchEngine::compile_all).
+    pub(super) fn compile_all(&self) -> CompiledAhead {
+        self.compile(&self.all_passes())
+    }
+
+    /// Implements [`BatchEngine::kernel_set`](super::BatchEngine::kernel_set).
+    pub(super) fn kernel_set(&self) -> Option<u64> {
+        if !decode::ahead::is_supported(&self.model.device()) {
+            return None;
+        }
+        let mut hasher = DefaultHasher::new();
+        format!("{:?}", self.all_passes()).hash(&mut hasher);
+        Some(hasher.finish())
+    }
+
+    fn compile(&self, passes: &[PassShape]) -> CompiledAhead {
         // A recording on another thread would fail if this call allocates.
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        decode::ahead::compile(&self.model.device(), &passes)
+        decode::ahead::compile(&self.model.device(), passes)
+    }
+
+    /// Returns the shapes of all [`passes`](Self::passes).
+    fn all_passes(&self) -> Vec<PassShape> {
+        let passes = self.passes().into_iter();
+        let shapes = passes.map(|pass| match pass {
+            Pass::Step { rows, .. } => self.pass_shape(AttentionPass::Step, rows, rows),
+            Pass::Prompts {
+                rows, last_rows, ..
+            } => self.pass_shape(AttentionPass::Prompt, rows, last_rows),
+        });
+        shapes.collect()
+    }
+
+    /// Returns the passes of every number of rows, without log probabilities.
+    fn passes(&self) -> Vec<Pass> {
+        let logprobs = false;
+        let steps = (1..=self.slots.next_power_of_two()).filter(|rows| rows.is_power_of_two());
+        let mut passes: Vec<Pass> = steps.map(|rows| Pass::Step { rows, logprobs }).collect();
+        if self.prompts != PromptRows::Last {
+            let prompts: BTreeSet<[usize; 2]> = (1..=self.chunk(false))
+                .flat_map(|rows| [0, 1, self.slots].map(|ending| self.rounded(rows, ending)))
+                .collect();
+            passes.extend(prompts.into_iter().map(|[rows, last_rows]| Pass::Prompts {
+                rows,
+                last_rows,
+                logprobs,
+            }));
+        }
+        passes
+    }
+
+    /// Implements [`BatchEngine::record_next`](super::BatchEngine::record_next).
+    pub(super) fn record_next(&mut self) -> bool {
+        if !self.runs_ahead() {
+            return false;
+        }
+        let mut passes = self.passes().into_iter();
+        let next = passes.find(|pass| !self.graphs.contains_key(pass));
+        if let Some(pass) = next {
+            self.record(pass);
+        }
+        next.is_some()
+    }
+
+    fn pass_shape(&self, pass: AttentionPass, rows: usize, last_rows: usize) -> PassShape {
+        let cache = lock(&self.state).cache.shape();
+        // Kernels depend on the size of a page, but not on the number of pages: those of one
+        // sequence take less memory.
+        let pages = cache.pages.map(|pages| Pages {
+            count: pages.count.min(cache.max_len.div_ceil(pages.size)),
+            ..pages
+        });
+        let cache = CacheShape { pages, ..cache };
+        self.model.pass_shape(pass, rows, last_rows, cache)
     }
 
     /// Implements [`Engine::set_prefill_chunk`](super::Engine::set_prefill_chunk).

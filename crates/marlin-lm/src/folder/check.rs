@@ -9,6 +9,7 @@ use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization};
 use marlin_text::{ChatTemplate, Message, TextError, Tokenizer};
 
+use super::reader::{HostLayer, LayerReader};
 use super::weights::FileWeights;
 use super::{OpenOptions, check_memory, choose_dtype, use_own_head};
 use crate::ModelError;
@@ -70,14 +71,13 @@ pub fn check_folder(
         faults.keep(use_own_head(&mut config, &checkpoint));
     }
     let mut ignored = |_: super::OpenProgress<'_>| {};
-    let files = FileWeights::new(
-        &checkpoint,
-        &config_path,
-        quantization,
-        dtype.unwrap_or(FloatDType::F32),
-        device,
-        &mut ignored,
-    );
+    let reader = LayerReader {
+        checkpoint: &checkpoint,
+        config_path: &config_path,
+        quantization: quantization.as_ref(),
+    };
+    let dtype = dtype.unwrap_or(FloatDType::F32);
+    let files = FileWeights::new(reader, dtype, device, &mut ignored);
     let mut source = CheckedWeights {
         files,
         device,
@@ -147,6 +147,7 @@ impl CheckedWeights<'_> {
     fn check(&mut self, name: String, shape: &[usize]) -> Result<(), Enough> {
         let checked = self
             .files
+            .reader
             .checkpoint
             .tensor(&name)
             .and_then(|tensor| tensor.expect_shape(shape)?.expect_float());
@@ -161,6 +162,7 @@ impl CheckedWeights<'_> {
         let prefix = format!("{layer}.");
         let tensors = self
             .files
+            .reader
             .checkpoint
             .names()
             .filter(|tensor| tensor.starts_with(&prefix));
@@ -191,7 +193,7 @@ impl WeightSource for CheckedWeights<'_> {
 
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Enough> {
         let (name, [k, n]) = (layer.name.as_str(), layer.dims);
-        let checkpoint = self.files.checkpoint;
+        let checkpoint = self.files.reader.checkpoint;
         if !self.reads_values
             && checkpoint.contains_layer(name)
             && !checkpoint.contains(&format!("{name}.weight"))
@@ -202,13 +204,18 @@ impl WeightSource for CheckedWeights<'_> {
                 bias: None,
             }));
         }
-        let read = self.files.plain(layer);
+        let read = self.files.reader.layer(layer);
         match self.faults.keep(read) {
-            Some(Some((format, plain))) => {
-                (self.on_layer)(name, &format, &plain);
-                self.files.checkpoint.recycle(plain);
+            Some(HostLayer::Quantized {
+                format,
+                weight,
+                tensors,
+            }) => {
+                (self.on_layer)(name, &format, &weight);
+                self.files.finish(name, &tensors);
+                checkpoint.recycle(weight);
             }
-            Some(None) => self.check(format!("{name}.weight"), &[n, k])?,
+            Some(HostLayer::Float) => self.check(format!("{name}.weight"), &[n, k])?,
             None => {
                 self.skip(name);
                 self.faults.go_on()?;

@@ -1,6 +1,7 @@
 //! Opening a Hugging Face folder.
 
 mod check;
+mod reader;
 mod upload;
 mod weights;
 
@@ -13,6 +14,7 @@ use marlin_format::QuantSpec;
 use marlin_format::checkpoint::{Checkpoint, Dtype, Quantization, is_float};
 use marlin_text::Tokenizer;
 
+pub(crate) use self::reader::LayerReader;
 pub(crate) use self::weights::FileWeights;
 use crate::ModelError;
 use crate::config::{GenerationConfig, ModelConfig};
@@ -120,7 +122,7 @@ impl LanguageModel {
     ///
     /// Layers are read one at a time from the mapped files; the layers of a joined matmul are read
     /// together. They are converted on all cores, sent to the device, and dropped, together with
-    /// the pages of the files.
+    /// the pages of the files. While the device receives one projection, the next is read.
     ///
     /// # Errors
     /// See [`open`](Self::open).
@@ -145,16 +147,18 @@ impl LanguageModel {
         let dtype = choose_dtype(options.dtype, &checkpoint, device)?;
         check_memory(&config, &checkpoint, dtype, max_len, device)?;
         use_own_head(&mut config, &checkpoint)?;
-        let mut source = FileWeights::new(
-            &checkpoint,
-            &config_path,
-            quantization,
-            dtype,
-            device,
-            &mut on_progress,
-        );
-        let mut model = Model::assemble(&config, max_len, device, &mut source)?;
-        source.refuse_surplus(&config)?;
+        let reader = LayerReader {
+            checkpoint: &checkpoint,
+            config_path: &config_path,
+            quantization: quantization.as_ref(),
+        };
+        let mut model = std::thread::scope(|scope| {
+            let mut source = FileWeights::new(reader, dtype, device, &mut on_progress)
+                .with_read_ahead(reader.read_ahead(scope, &config));
+            let model = Model::assemble(&config, max_len, device, &mut source)?;
+            source.refuse_surplus(&config)?;
+            Ok::<_, ModelError>(model)
+        })?;
         if let Some(spec) = &options.head {
             model
                 .quantize_head(spec)

@@ -4,11 +4,13 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_marlin::device::with_dedicated_memory;
 use half::{bf16, f16};
 use marlin_format::checkpoint::{CheckpointError, Dtype, TensorView, is_float};
+use rayon::prelude::*;
 
 use crate::ModelError;
 
-/// The largest number of bytes of a float tensor that the host holds at a time during an upload.
-pub(super) const UPLOAD_BYTES: usize = 64 << 20;
+/// The largest number of bytes of a float tensor that are converted at a time. The host holds two
+/// such blocks: one that is sent, and one that is converted.
+pub(super) const UPLOAD_BYTES: usize = 32 << 20;
 
 /// Waits until the device has received everything given to it, at the end of a layer or tensor.
 pub(super) fn sync(device: &Device, layer: &str) -> Result<(), ModelError> {
@@ -40,41 +42,37 @@ pub(super) fn upload<const D: usize>(
         let (mut block_shape, mut ranges) = (shape, shape.map(|length| 0..length));
         block_shape[0] = count;
         ranges[0] = start..start + count;
-        let values = Tensor::from_data(data(view, bytes, block_shape)?, target);
-        tensor = tensor.slice_assign(ranges, values);
-        // Copies are queued: without a wait the host would hold all blocks at once.
+        let values = data(view, bytes, block_shape)?;
+        // Copies are queued: without a wait the host would hold all blocks at once. The block before
+        // is sent while this one is converted.
         sync(device, view.name())?;
+        tensor = tensor.slice_assign(ranges, Tensor::from_data(values, target));
     }
     Ok(tensor)
 }
 
-/// Converts `bytes`, a part of a tensor, to values of the given shape in the file's dtype.
+/// Converts `bytes`, a part of a tensor, to values of the given shape in the file's dtype, on all
+/// cores.
 fn data<const D: usize>(
     view: &TensorView<'_>,
     bytes: &[u8],
     shape: [usize; D],
 ) -> Result<TensorData, CheckpointError> {
-    let halves = bytes.as_chunks::<2>().0;
+    let halves = bytes.as_chunks::<2>().0.par_iter();
     Ok(match view.dtype() {
         Dtype::F16 => TensorData::new(
-            halves
-                .iter()
-                .map(|&bytes| f16::from_le_bytes(bytes))
-                .collect(),
+            halves.map(|&bytes| f16::from_le_bytes(bytes)).collect(),
             shape,
         ),
         Dtype::BF16 => TensorData::new(
-            halves
-                .iter()
-                .map(|&bytes| bf16::from_le_bytes(bytes))
-                .collect(),
+            halves.map(|&bytes| bf16::from_le_bytes(bytes)).collect(),
             shape,
         ),
         Dtype::F32 => TensorData::new(
             bytes
                 .as_chunks::<4>()
                 .0
-                .iter()
+                .par_iter()
                 .map(|&bytes| f32::from_le_bytes(bytes))
                 .collect(),
             shape,

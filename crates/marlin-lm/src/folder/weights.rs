@@ -1,19 +1,17 @@
 //! Weights from the files of a folder.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::sync::mpsc::Receiver;
 
 use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_marlin::backend::activation_dtype;
 use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
-use marlin_format::checkpoint::{
-    Checkpoint, CheckpointError, LayerFormat, Quantization, layer_format, layer_tensors, read_layer,
-};
-use marlin_format::{JoinError, PlainWeight};
+use marlin_format::PlainWeight;
 
 use super::OpenProgress;
+use super::reader::{HostProjection, HostWeights, LayerReader};
 use super::upload::{UPLOAD_BYTES, sync, upload};
 use crate::ModelError;
 use crate::architectures::LayerShape;
@@ -22,9 +20,10 @@ use crate::model::{Projection, WeightSource, loaded};
 
 /// Weights from a checkpoint's files.
 pub(crate) struct FileWeights<'a> {
-    pub(super) checkpoint: &'a Checkpoint,
-    config_path: &'a Path,
-    quantization: Option<Quantization>,
+    pub(super) reader: LayerReader<'a>,
+    /// The projections that a thread reads ahead, in the order of the model; `None` to read each
+    /// projection when it is asked for.
+    ahead: Option<Receiver<Result<HostProjection, ModelError>>>,
     dtype: FloatDType,
     device: &'a Device,
     /// The names of the tensors that were read.
@@ -38,24 +37,31 @@ pub(crate) struct FileWeights<'a> {
 impl<'a> FileWeights<'a> {
     /// Creates a source of a checkpoint's weights, for a model with activations in `dtype`.
     pub(crate) fn new(
-        checkpoint: &'a Checkpoint,
-        config_path: &'a Path,
-        quantization: Option<Quantization>,
+        reader: LayerReader<'a>,
         dtype: FloatDType,
         device: &'a Device,
         on_progress: &'a mut dyn FnMut(OpenProgress<'_>),
     ) -> Self {
-        let total = checkpoint.size_bytes();
         Self {
-            checkpoint,
-            config_path,
-            quantization,
+            reader,
+            ahead: None,
             dtype,
             device,
             read: BTreeSet::new(),
             done: 0,
-            total,
+            total: reader.checkpoint.size_bytes(),
             on_progress,
+        }
+    }
+
+    /// Returns the source with projections that a thread reads ahead.
+    pub(super) fn with_read_ahead(
+        self,
+        ahead: Receiver<Result<HostProjection, ModelError>>,
+    ) -> Self {
+        Self {
+            ahead: Some(ahead),
+            ..self
         }
     }
 }
@@ -73,71 +79,53 @@ impl WeightSource for FileWeights<'_> {
     }
 
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, ModelError> {
-        let (weight, bias) = (self.weight(layer)?, self.bias(layer)?);
-        self.place(&layer.name, weight, bias)
+        let mut projections = self.projections(std::slice::from_ref(layer))?;
+        Ok(projections.swap_remove(0))
     }
 
     fn contains(&self, name: &str) -> bool {
-        self.checkpoint.contains_layer(name)
+        self.reader.checkpoint.contains_layer(name)
     }
 
     fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, ModelError> {
-        if let [layer] = layers {
-            return Ok(vec![self.projection(layer)?]);
-        }
-        let weights = layers
-            .iter()
-            .map(|layer| self.weight(layer))
-            .collect::<Result<Vec<_>, _>>()?;
-        let biases = layers
-            .iter()
-            .map(|layer| self.bias(layer))
-            .collect::<Result<Vec<_>, _>>()?;
-        match self.join(&weights) {
-            Ok(joined) => {
-                for weight in weights {
-                    self.recycle(weight);
-                }
-                // Either all layers have a bias, or none has.
-                let biases: Option<Vec<Tensor<1>>> = biases.into_iter().collect();
-                let names = layers
+        let names = |layers: &[LayerShape]| {
+            let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
+            names.join(", ")
+        };
+        match self.weights(layers)? {
+            HostWeights::Joined(joined) => {
+                let bias = self.joined_bias(layers)?;
+                Ok(vec![self.place_quantized(&names(layers), joined, bias)?])
+            }
+            HostWeights::Separate(weights)
+                if weights.len() > 1 && weights.iter().all(Option::is_none) =>
+            {
+                let floats = layers
                     .iter()
-                    .map(|layer| layer.name.as_str())
-                    .collect::<Vec<_>>()
-                    .join(", ");
-                Ok(vec![self.place(
-                    &names,
-                    joined,
-                    biases.map(|biases| Tensor::cat(biases, 0)),
+                    .map(|layer| self.float(layer))
+                    .collect::<Result<_, _>>()?;
+                let bias = self.joined_bias(layers)?;
+                Ok(vec![self.place_float(
+                    &names(layers),
+                    Tensor::cat(floats, 0),
+                    bias,
                 )?])
             }
-            Err(reason) => {
-                let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
-                tracing::debug!(layers = ?names, %reason, "a matmul for each layer");
-                let layers = layers.iter().zip(weights).zip(biases);
-                layers
-                    .map(|((layer, weight), bias)| self.place(&layer.name, weight, bias))
-                    .collect()
+            HostWeights::Separate(weights) => {
+                let separate = layers.iter().zip(weights).map(|(layer, weight)| {
+                    let bias = self.bias(layer)?;
+                    match weight {
+                        Some(weight) => self.place_quantized(&layer.name, weight, bias),
+                        None => {
+                            let weight = self.float(layer)?;
+                            self.place_float(&layer.name, weight, bias)
+                        }
+                    }
+                });
+                separate.collect()
             }
         }
     }
-}
-
-/// The weight of a layer that was read from the files.
-enum LayerWeight {
-    /// A float weight [N, K], on the device.
-    Float(Tensor<2>),
-    /// A quantised weight, on the host.
-    Plain(PlainWeight),
-}
-
-/// The reason why layers stay separate.
-#[derive(Debug, thiserror::Error)]
-enum NotJoined {
-    #[error("some are float, some quantised")]
-    Mixed,
-    #[error(transparent)]
-    Join(#[from] JoinError),
 }
 
 impl FileWeights<'_> {
@@ -146,7 +134,7 @@ impl FileWeights<'_> {
         name: String,
         shape: [usize; D],
     ) -> Result<Tensor<D>, ModelError> {
-        let view = self.checkpoint.tensor(&name)?.expect_shape(&shape)?;
+        let view = self.reader.checkpoint.tensor(&name)?.expect_shape(&shape)?;
         let tensor = upload(&view, shape, self.dtype, self.device, UPLOAD_BYTES)?;
         self.finish(&name, std::slice::from_ref(&name));
         Ok(tensor)
@@ -155,9 +143,9 @@ impl FileWeights<'_> {
     /// Marks tensors as read, releases their pages, and reports progress.
     pub(super) fn finish(&mut self, layer: &str, tensors: &[String]) {
         for name in tensors {
-            if let Ok(tensor) = self.checkpoint.tensor(name) {
+            if let Ok(tensor) = self.reader.checkpoint.tensor(name) {
                 self.done += tensor.bytes().len();
-                self.checkpoint.release(name);
+                self.reader.checkpoint.release(name);
             }
         }
         self.read.extend(tensors.iter().cloned());
@@ -168,52 +156,24 @@ impl FileWeights<'_> {
         });
     }
 
-    /// Reads a layer's weight in the format that the config gives it.
-    fn weight(&mut self, layer: &LayerShape) -> Result<LayerWeight, ModelError> {
-        let ([k, n], name) = (layer.dims, &layer.name);
-        match self.plain(layer)? {
-            None => Ok(LayerWeight::Float(
-                self.tensor(format!("{name}.weight"), [n, k])?,
-            )),
-            Some((_, plain)) => Ok(LayerWeight::Plain(plain)),
+    /// Reads the quantised weights of a projection, or takes them from the thread that reads ahead.
+    fn weights(&mut self, layers: &[LayerShape]) -> Result<HostWeights, ModelError> {
+        // The thread sends every projection that a model asks for, and stops after an error only.
+        let ahead = self.ahead.as_ref().and_then(|ahead| ahead.recv().ok());
+        let projection = match ahead {
+            Some(projection) => projection?,
+            None => self.reader.projection(layers)?,
+        };
+        for (name, tensors) in projection.read {
+            self.finish(&name, &tensors);
         }
+        Ok(projection.weights)
     }
 
-    /// Reads a quantised weight in the format that the config gives it; `None` for a float weight.
-    pub(super) fn plain(
-        &mut self,
-        layer: &LayerShape,
-    ) -> Result<Option<(LayerFormat, PlainWeight)>, ModelError> {
-        let (name, [k, n]) = (layer.name.as_str(), layer.dims);
-        let invalid = |source| ModelError::QuantizationConfig {
-            path: self.config_path.into(),
-            source,
-        };
-        let format = layer_format(self.quantization.as_ref(), name).map_err(invalid)?;
-        if format == LayerFormat::Float {
-            return Ok(None);
-        }
-        let plain = read_layer(self.checkpoint, name, &format)?;
-        let tensors = layer_tensors(self.checkpoint, name, &format);
-        if (plain.k(), plain.n()) != (k, n) {
-            let first = tensors
-                .first()
-                .and_then(|tensor| self.checkpoint.info(tensor));
-            let path = first
-                .map_or_else(|| self.checkpoint.dir(), |info| info.path)
-                .into();
-            let (expected, found) = (vec![n, k], vec![plain.n(), plain.k()]);
-            return Err(CheckpointError::Shape {
-                path,
-                tensor: format!("{name}.weight"),
-                expected,
-                found,
-            }
-            .into());
-        }
-        tracing::debug!(layer = name, %format, act_order = plain.row_permutation().is_some(), "read");
-        self.finish(name, &tensors);
-        Ok(Some((format, plain)))
+    /// Uploads a float weight, [N, K].
+    fn float(&mut self, layer: &LayerShape) -> Result<Tensor<2>, ModelError> {
+        let [k, n] = layer.dims;
+        self.tensor(format!("{}.weight", layer.name), [n, k])
     }
 
     fn bias(&mut self, layer: &LayerShape) -> Result<Option<Tensor<1>>, ModelError> {
@@ -223,44 +183,57 @@ impl FileWeights<'_> {
             .transpose()
     }
 
-    /// Creates a projection from a weight and a bias. `name` is the name of the layer in errors.
-    fn place(
+    /// Uploads the biases of joined layers: either all layers have one, or none has.
+    fn joined_bias(&mut self, layers: &[LayerShape]) -> Result<Option<Tensor<1>>, ModelError> {
+        let biases = layers
+            .iter()
+            .map(|layer| self.bias(layer))
+            .collect::<Result<Option<Vec<_>>, _>>();
+        Ok(biases?.map(|biases| Tensor::cat(biases, 0)))
+    }
+
+    /// Creates a projection from a float weight [N, K] and a bias. `name` is the name of the layer
+    /// in errors.
+    fn place_float(
         &self,
         name: &str,
-        weight: LayerWeight,
+        weight: Tensor<2>,
         bias: Option<Tensor<1>>,
     ) -> Result<Projection, ModelError> {
-        // Waits for the upload of the layer before, so that the host holds no more than two layers.
         sync(self.device, name)?;
-        match weight {
-            // A transposed view of the weight, which matmuls support.
-            LayerWeight::Float(weight) => Ok(Projection::Dense(Linear {
-                weight: loaded(weight.transpose()),
-                bias: bias.map(loaded),
-            })),
-            LayerWeight::Plain(plain) => {
-                let linear = QuantLinear::new(
-                    QuantizedWeight::from_owned_plain(plain, self.activations(), self.device),
-                    bias,
-                );
-                Ok(Projection::Quant(linear.map_err(|source| {
-                    ModelError::Layer {
-                        layer: name.into(),
-                        source,
-                    }
-                })?))
-            }
-        }
+        // A transposed view of the weight, which matmuls support.
+        Ok(Projection::Dense(Linear {
+            weight: loaded(weight.transpose()),
+            bias: bias.map(loaded),
+        }))
+    }
+
+    /// Creates a projection from a quantised weight and a bias. `name` is the name of the layer in
+    /// errors.
+    fn place_quantized(
+        &self,
+        name: &str,
+        weight: PlainWeight,
+        bias: Option<Tensor<1>>,
+    ) -> Result<Projection, ModelError> {
+        // Waits for the upload of the layer before, which still holds memory of the host.
+        sync(self.device, name)?;
+        let weight = QuantizedWeight::from_owned_plain(weight, self.activations(), self.device);
+        let linear = QuantLinear::new(weight, bias).map_err(|source| ModelError::Layer {
+            layer: name.into(),
+            source,
+        })?;
+        Ok(Projection::Quant(linear))
     }
 
     /// Refuses a quantised embedding, since embeddings are only read as floats.
     pub(super) fn refuse_quantized_embedding(&self, name: &str) -> Result<(), ModelError> {
-        let is_float = self.checkpoint.contains(&format!("{name}.weight"));
-        if is_float || !self.checkpoint.contains_layer(name) {
+        let is_float = self.reader.checkpoint.contains(&format!("{name}.weight"));
+        if is_float || !self.reader.checkpoint.contains_layer(name) {
             return Ok(());
         }
         Err(ModelError::QuantizedEmbedding {
-            dir: self.checkpoint.dir().into(),
+            dir: self.reader.checkpoint.dir().into(),
             layer: name.into(),
         })
     }
@@ -268,29 +241,6 @@ impl FileWeights<'_> {
     /// Returns the dtype of activations for which weights are laid out.
     fn activations(&self) -> ActivationDtype {
         activation_dtype(self.dtype.into()).unwrap_or(ActivationDtype::F32)
-    }
-
-    /// Makes the memory of a quantised weight available to the layers that are read next.
-    fn recycle(&self, weight: LayerWeight) {
-        if let LayerWeight::Plain(plain) = weight {
-            self.checkpoint.recycle(plain);
-        }
-    }
-
-    /// Joins weights into one weight with all outputs side by side.
-    fn join(&self, weights: &[LayerWeight]) -> Result<LayerWeight, NotJoined> {
-        let (mut floats, mut plains) = (Vec::new(), Vec::new());
-        for weight in weights {
-            match weight {
-                LayerWeight::Float(weight) => floats.push(weight.clone()),
-                LayerWeight::Plain(plain) => plains.push(plain),
-            }
-        }
-        match (floats.is_empty(), plains.is_empty()) {
-            (false, true) => Ok(LayerWeight::Float(Tensor::cat(floats, 0))),
-            (false, false) => Err(NotJoined::Mixed),
-            (true, _) => Ok(LayerWeight::Plain(self.checkpoint.join(&plains)?)),
-        }
     }
 
     /// Checks that every tensor was read, except for redundant ones: ignoring a tensor would change
@@ -301,7 +251,8 @@ impl FileWeights<'_> {
         // zeros for layers without a bias. llm-compressor writes scales for a KV cache in 8 bits;
         // the KV cache here has the dtype of activations.
         let zeros = |name: &str| {
-            self.checkpoint
+            self.reader
+                .checkpoint
                 .tensor(name)
                 .is_ok_and(|tensor| tensor.bytes().iter().all(|&byte| byte == 0))
         };
@@ -312,6 +263,7 @@ impl FileWeights<'_> {
                 || CACHE_SCALES.iter().any(|scale| name.ends_with(scale))
         };
         let mut surplus = self
+            .reader
             .checkpoint
             .names()
             .filter(|name| !self.read.contains(*name) && !redundant(name));
@@ -320,7 +272,7 @@ impl FileWeights<'_> {
             Some(first) => {
                 let tensor = first.to_string();
                 Err(ModelError::SurplusTensors {
-                    dir: self.checkpoint.dir().into(),
+                    dir: self.reader.checkpoint.dir().into(),
                     count: 1 + surplus.count(),
                     tensor,
                 })

@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_marlin::device::with_dedicated_memory;
-use marlin_nn::{self as decode, CacheShape, LayerCache, PageTable, Pages};
+use marlin_nn::{self as decode, CacheFormat, CacheShape, LayerCache, PageTable, Pages};
 
 use crate::config::ModelConfig;
 
@@ -16,6 +16,9 @@ pub struct KvCache {
     shape: CacheShape,
     /// The page table, i32 [slots, pages of a slot], if the cache has pages.
     table: Option<Tensor<2, Int>>,
+    /// The keys and values of one layer in the dtype of activations, through which prompts of all
+    /// layers go, if the cache has another format.
+    workspace: Option<KeyValues>,
 }
 
 /// The keys and values of one layer, of the dimensions [`CacheShape::dims`] each.
@@ -37,12 +40,17 @@ impl KeyValues {
         }
     }
 
-    /// Returns the cache of the layer, with the page table of all layers.
-    pub(crate) fn with_pages<'a>(&'a mut self, pages: Option<PageTable<'a>>) -> LayerCache<'a> {
+    /// Returns the cache of the layer, with the page table and the workspace of all layers.
+    pub(crate) fn with_pages<'a>(
+        &'a mut self,
+        pages: Option<PageTable<'a>>,
+        workspace: Option<&'a KeyValues>,
+    ) -> LayerCache<'a> {
         LayerCache {
             keys: &mut self.keys,
             values: &mut self.values,
             pages,
+            workspace: workspace.map(|KeyValues { keys, values }| [keys, values]),
         }
     }
 }
@@ -71,11 +79,12 @@ impl KvCache {
         Self::with_shape(config, shape(config, slots, max_len), dtype, device)
     }
 
-    /// Creates a cache of pages, which the caller assigns to the slots with
+    /// Creates a cache of pages in a format, which the caller assigns to the slots with
     /// [`set_pages`](Self::set_pages).
     ///
     /// `dtype` is the dtype of activations, and `max_len` is the maximum number of positions of
-    /// each of `slots` sequences.
+    /// each of `slots` sequences. With [`CacheFormat::E4m3`], only passes of
+    /// [`BatchEngine`](crate::BatchEngine) read and write the cache.
     ///
     /// # Panics
     /// Panics if the size of a page is not a power of two, at least [`Pages::MIN_SIZE`].
@@ -84,6 +93,7 @@ impl KvCache {
         slots: usize,
         max_len: usize,
         pages: Pages,
+        format: CacheFormat,
         dtype: FloatDType,
         device: &Device,
     ) -> Self {
@@ -95,6 +105,7 @@ impl KvCache {
         );
         let shape = CacheShape {
             pages: Some(pages),
+            format,
             ..shape(config, slots, max_len)
         };
         Self::with_shape(config, shape, dtype, device)
@@ -114,7 +125,34 @@ impl KvCache {
             len: 0,
             shape,
             table: shape.table_dims().map(|dims| decode::words(dims, device)),
+            workspace: (shape.format != CacheFormat::Activations)
+                .then(|| KeyValues::new(&shape.in_activations(), dtype, device)),
         }
+    }
+
+    /// Returns the size in bytes of a page of `page_size` positions.
+    pub fn page_bytes(
+        config: &ModelConfig,
+        page_size: usize,
+        format: CacheFormat,
+        dtype: FloatDType,
+    ) -> usize {
+        let bytes = |format| {
+            let shape = CacheShape {
+                format,
+                ..shape(config, 1, page_size)
+            };
+            shape
+                .elements()
+                .saturating_mul(2 * DType::from(dtype).size())
+        };
+        let workspace = match format {
+            CacheFormat::Activations => 0,
+            CacheFormat::E4m3 => bytes(CacheFormat::Activations),
+        };
+        bytes(format)
+            .saturating_mul(config.num_hidden_layers)
+            .saturating_add(workspace)
     }
 
     /// Returns the size in bytes of a cache with these sizes.
@@ -185,7 +223,7 @@ impl KvCache {
             .table
             .as_ref()
             .map(|entries| PageTable { entries, max_len });
-        self.layers[index].with_pages(pages)
+        self.layers[index].with_pages(pages, self.workspace.as_ref())
     }
 
     /// Adds to the length the positions that were written to every layer.
@@ -211,6 +249,7 @@ pub(crate) fn append(
         keys: of_keys,
         values: of_values,
         pages,
+        ..
     } = cache;
     (
         append_to(of_keys, pages, position, keys),

@@ -7,7 +7,7 @@ use super::{
     Attention, Block, FeedForward, Mixer, Model, ProjectionGroup, RmsNorm, Rope, SwiGlu,
     WeightSource,
 };
-use crate::architectures::{FeedForwardShape, LayerShape, MixerShape, ProjectionShape};
+use crate::architectures::{FeedForwardShape, MixerShape, ProjectionShape};
 use crate::config::ModelConfig;
 
 impl Model {
@@ -27,13 +27,9 @@ impl Model {
             layers.push(load_block(config, source, index)?);
         }
         let norm = norm(config, source, "model.norm", hidden)?;
-        let lm_head = match config.tie_word_embeddings {
-            true => None,
-            false => Some(source.projection(&LayerShape {
-                name: "lm_head".into(),
-                dims: [hidden, config.vocab_size],
-                bias: false,
-            })?),
+        let lm_head = match config.head() {
+            None => None,
+            Some(head) => Some(source.projection(&head)?),
         };
         Ok(Self {
             embed_tokens,

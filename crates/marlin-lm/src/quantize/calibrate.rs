@@ -22,7 +22,7 @@ use super::scaling::Scales;
 use super::walk::CalibrationWalk;
 use crate::ModelError;
 use crate::config::ModelConfig;
-use crate::folder::{FileWeights, choose_dtype};
+use crate::folder::{FileWeights, LayerReader, choose_dtype};
 use crate::model::{Rope, load_block};
 
 /// The samples of a calibration-based quantiser, and the device and dtype in which the model runs
@@ -86,7 +86,12 @@ pub(super) fn calibrate(
     let quantizer = options.method.quantizer(options.sparsity);
     let mut on_read = |_: crate::OpenProgress<'_>| {};
     let config_path = checkpoint.dir().join("config.json");
-    let mut source = FileWeights::new(checkpoint, &config_path, None, dtype, device, &mut on_read);
+    let reader = LayerReader {
+        checkpoint,
+        config_path: &config_path,
+        quantization: None,
+    };
+    let mut source = FileWeights::new(reader, dtype, device, &mut on_read);
     let mut walk = CalibrationWalk {
         config,
         plans,

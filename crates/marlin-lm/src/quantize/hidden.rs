@@ -1,9 +1,8 @@
 //! The hidden states of calibration samples, between the parts of blocks.
 
 use burn::tensor::{Device, Tensor};
-use burn_marlin::device::target;
+use burn_marlin::device::is_host;
 use burn_marlin::host::{HostTensor, ReadError};
-use marlin_kernels::Runtime;
 
 use crate::ModelError;
 use crate::model;
@@ -92,13 +91,13 @@ pub(super) fn budgets(device: &Device, bytes: usize) -> [usize; 2] {
     if let Some(budget) = BUDGET.get() {
         return [budget, budget.saturating_sub(bytes)];
     }
-    match target(device).runtime {
-        Runtime::Flex | Runtime::Cpu => [usize::MAX; 2],
-        _ => [
-            HIDDEN_STATES_ON_DEVICE,
-            HIDDEN_STATES_ON_DEVICE.saturating_sub(bytes),
-        ],
+    if is_host(device) {
+        return [usize::MAX; 2];
     }
+    [
+        HIDDEN_STATES_ON_DEVICE,
+        HIDDEN_STATES_ON_DEVICE.saturating_sub(bytes),
+    ]
 }
 
 /// A batch of samples of one length.

@@ -243,7 +243,7 @@ impl<'a> CalibrationWalk<'a> {
         let mixed = attention.mix_rows(
             qkv.reshape([samples * seq, columns]),
             &self.rope,
-            cache.with_pages(None),
+            cache.with_pages(None, None),
             rows,
         );
         let features = mixed.dims()[1];

@@ -3,6 +3,8 @@
 
 #[cfg(feature = "cubecl-runtime")]
 mod address;
+#[cfg(feature = "cubecl-runtime")]
+pub(crate) mod e4m3;
 mod shape;
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) mod write;
@@ -17,7 +19,7 @@ use std::ops::Range;
 pub(crate) use address::CacheLengthsCompilationArg;
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) use address::{CacheLengths, CacheLengthsLaunch, position_start};
-pub use shape::{CacheShape, Pages};
+pub use shape::{CacheFormat, CacheShape, Pages};
 
 /// The KV cache of a layer, which a step writes in place.
 #[derive(Debug)]
@@ -29,6 +31,9 @@ pub struct LayerCache<'a> {
     pub values: &'a mut Tensor<4>,
     /// The page table; `None` if every slot has a page of its own.
     pub pages: Option<PageTable<'a>>,
+    /// Keys and values in the dtype of activations, of the same positions, if the cache has another
+    /// format: the workspace of prompts. All layers may have the same.
+    pub workspace: Option<[&'a Tensor<4>; 2]>,
 }
 
 /// The page table of a paged KV cache ([`CacheShape`]). All layers have the same.
@@ -44,7 +49,13 @@ pub struct PageTable<'a> {
 impl LayerCache<'_> {
     /// Returns the shape of the cache.
     pub fn shape(&self) -> CacheShape {
-        cache_shape(self.keys, self.pages)
+        match self.workspace {
+            None => cache_shape(self.keys, self.pages),
+            Some([keys, _]) => CacheShape {
+                format: CacheFormat::E4m3,
+                ..cache_shape(keys, self.pages)
+            },
+        }
     }
 }
 
@@ -59,6 +70,7 @@ fn cache_shape(cache: &Tensor<4>, pages: Option<PageTable<'_>>) -> CacheShape {
             max_len,
             head_dim,
             pages: Some(Pages { count, size }),
+            format: CacheFormat::Activations,
         },
     }
 }

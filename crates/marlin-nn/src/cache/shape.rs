@@ -2,9 +2,45 @@
 
 use std::ops::Range;
 
+/// The format in which a KV cache stores keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum CacheFormat {
+    /// The dtype of the activations.
+    #[default]
+    Activations,
+    /// Eight bits, e4m3 (OCP 8-bit floating point specification, OFP8), with a scale in f32 for
+    /// each position of each head. Activations have 16 bits. A position of a head takes `head_dim`
+    /// bytes of values and 8 of scale:
+    ///
+    /// ```text
+    /// byte    0  1  2  3 | 4  5  6  7 | ..            | head_dim .. + 4 | .. + 8
+    /// value   0  2  1  3 | 4  6  5  7 | ..            | scale, f32      | 0
+    /// ```
+    ///
+    /// The second and the third value of each word are exchanged, so that two masks take the values
+    /// of a word apart as two pairs of f16. A scale belongs to values that are read as f16 with the
+    /// same bits of exponent and mantissa, 2^-8 of e4m3's values. The largest value of a position is
+    /// 448 in e4m3, so that no value is out of range, and pages can be written position by position.
+    E4m3,
+}
+
+impl CacheFormat {
+    /// The number of 16-bit elements that the scale of a position takes.
+    const SCALE_ELEMENTS: usize = 4;
+
+    /// Returns the number of elements, of the size of activations, of a position of a head.
+    pub const fn row(self, head_dim: usize) -> usize {
+        match self {
+            Self::Activations => head_dim,
+            Self::E4m3 => head_dim / 2 + Self::SCALE_ELEMENTS,
+        }
+    }
+}
+
 /// The shape of the KV cache of a layer.
 ///
-/// The keys are a tensor [pages, kv_heads, page_size, head_dim], and so are the values. Without
+/// The keys are a tensor [pages, kv_heads, page_size, row], and so are the values; a row is
+/// `head_dim` elements, or as the [`format`](Self::format) says. Without
 /// [`pages`](Self::pages) every slot has one page of `max_len` positions: slot `s` is page `s`.
 /// With pages, a page table, i32 [slots, max_len / page_size rounded up], has the page of each
 /// `page_size` positions of a slot.
@@ -20,6 +56,8 @@ pub struct CacheShape {
     pub head_dim: usize,
     /// The pages that the slots share; `None` if every slot has a page of its own.
     pub pages: Option<Pages>,
+    /// The format of keys and values.
+    pub format: CacheFormat,
 }
 
 /// The pages of a paged KV cache (PagedAttention, arXiv 2309.06180).
@@ -50,19 +88,20 @@ impl From<[usize; 4]> for CacheShape {
             max_len,
             head_dim,
             pages: None,
+            format: CacheFormat::Activations,
         }
     }
 }
 
 impl CacheShape {
     /// Returns the shape of the keys, which is also that of the values: [pages, kv_heads,
-    /// page_size, head_dim].
+    /// page_size, row].
     pub fn dims(&self) -> [usize; 4] {
         let Pages { count, size } = self.pages.unwrap_or(Pages {
             count: self.slots,
             size: self.max_len,
         });
-        [count, self.kv_heads, size, self.head_dim]
+        [count, self.kv_heads, size, self.format.row(self.head_dim)]
     }
 
     /// Returns the shape of the page table, [slots, pages of a slot]; `None` without pages.
@@ -77,6 +116,14 @@ impl CacheShape {
         self.dims().into_iter().fold(1, usize::saturating_mul)
     }
 
+    /// Returns the shape with keys and values in the dtype of activations.
+    pub fn in_activations(&self) -> Self {
+        Self {
+            format: CacheFormat::Activations,
+            ..*self
+        }
+    }
+
     /// Returns the ranges of elements of some positions of a key head of a slot, in their order:
     /// one for each page. `table` is the page table if the cache has pages.
     pub fn runs<'a>(
@@ -85,7 +132,7 @@ impl CacheShape {
         [slot, kv_head]: [usize; 2],
         positions: Range<usize>,
     ) -> impl Iterator<Item = Range<usize>> + use<'a> {
-        let [pages, kv_heads, size, head_dim] = self.dims();
+        let [pages, kv_heads, size, row] = self.dims();
         let columns = self.table_dims().map_or(1, |[_, columns]| columns);
         let first = positions.start / size;
         (first..positions.end.div_ceil(size)).map(move |column| {
@@ -96,7 +143,7 @@ impl CacheShape {
             let start = positions.start.max(column * size) - column * size;
             let end = positions.end.min((column + 1) * size) - column * size;
             let of_page = (page * kv_heads + kv_head) * size;
-            (of_page + start) * head_dim..(of_page + end) * head_dim
+            (of_page + start) * row..(of_page + end) * row
         })
     }
 }

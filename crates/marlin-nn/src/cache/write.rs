@@ -32,6 +32,7 @@ pub fn write_cache(
         max_len,
         head_dim,
         pages,
+        ..
     } = *cache_shape;
     let seq = shape.rows / kv_heads.max(1);
     shape.dtype.expect_on(client)?;

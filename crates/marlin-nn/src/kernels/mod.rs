@@ -7,6 +7,8 @@
 
 pub mod attention;
 #[cfg(feature = "cubecl-runtime")]
+mod e4m3_cache;
+#[cfg(feature = "cubecl-runtime")]
 mod embed;
 pub mod flash;
 #[cfg(feature = "cubecl-runtime")]
@@ -28,6 +30,8 @@ pub use crate::cache::CacheShape;
 #[cfg(feature = "cubecl-runtime")]
 pub use crate::cache::write::write_cache;
 #[cfg(feature = "cubecl-runtime")]
+pub use e4m3_cache::{E4m3CacheArgs, store_codes, widen_codes};
+#[cfg(feature = "cubecl-runtime")]
 pub use embed::{EmbedArgs, embed};
 #[cfg(feature = "cubecl-runtime")]
 pub use glu::{SiluMulArgs, silu_mul};
@@ -41,4 +45,4 @@ pub use sequence_state::{SequenceState, SequenceStatus};
 #[cfg(feature = "cubecl-runtime")]
 pub use shape::{RowsShape, lacks};
 #[cfg(feature = "inspect")]
-pub use source::{rms_norm_source, silu_mul_source};
+pub use source::{e4m3_cache_sources, rms_norm_source, silu_mul_source};

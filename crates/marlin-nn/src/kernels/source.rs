@@ -1,7 +1,13 @@
 //! The CUDA source of the row-by-row kernels, generated without a device.
 
+use super::attention::AttentionTarget;
+use super::e4m3_cache::{
+    CodesConfig, CodesLengthsCompilationArg, UNITS, store::Store, widen::Widen,
+};
+use super::flash::FlashLengthsCompilationArg;
 use super::glu::silu_mul_rows::SiluMulRows;
 use super::norm::{cube_units, rms_norm_rows::RmsNormRows};
+use crate::cache::CacheLengthsCompilationArg;
 use cubecl::CompilationError;
 use cubecl::prelude::*;
 use marlin_kernels::ActivationDtype;
@@ -58,4 +64,70 @@ pub fn silu_mul_source(
         dtype.elem(),
     );
     cuda_text(&kernel, capability)
+}
+
+/// Generates the CUDA sources of the kernels between a cache in e4m3, of heads of `head_dim`
+/// features, and the workspace of prompts: that which writes the cache, then that which reads it.
+pub fn e4m3_cache_sources(
+    head_dim: usize,
+    page_size: Option<usize>,
+    dtype: ActivationDtype,
+    capability: u32,
+) -> Result<[KernelSource; 2], CompilationError> {
+    let cache = || CacheLengthsCompilationArg {
+        slots: (),
+        kv_heads: (),
+        max_len: (),
+        pages: (),
+    };
+    let target_of_cards = AttentionTarget {
+        multiprocessors: 1,
+        plane: Planes::NVIDIA.size,
+        units: UNITS,
+    };
+    let config = CodesConfig::new(head_dim, page_size, &target_of_cards, true);
+    let uses_pdl = pdl::is_supported_by(capability);
+    let store = Store::new(
+        settings(UNITS, ExecutionMode::Unchecked),
+        properties(capability),
+        target(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        optional(page_size.is_some()),
+        CodesLengthsCompilationArg {
+            rows: (),
+            cache: cache(),
+        },
+        config,
+        uses_pdl,
+        dtype.elem(),
+    );
+    let widen = Widen::new(
+        settings(UNITS, ExecutionMode::Unchecked),
+        properties(capability),
+        target(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        optional(page_size.is_some()),
+        FlashLengthsCompilationArg {
+            heads: (),
+            group: (),
+            cache: cache(),
+            window: (),
+        },
+        config,
+        uses_pdl,
+        dtype.elem(),
+    );
+    Ok([
+        cuda_text(&store, capability)?,
+        cuda_text(&widen, capability)?,
+    ])
 }

@@ -128,6 +128,8 @@ impl DecodeBackend for Flex {
         rows: IntTensor<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
+        _wide_keys: OptionalFloat<Self>,
+        _wide_values: OptionalFloat<Self>,
         pages: OptionalInt<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,

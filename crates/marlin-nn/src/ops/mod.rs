@@ -99,8 +99,10 @@ pub trait DecodeBackend: Backend {
     -> IntTensor<Self>;
 
     /// Computes the attention of a step or of prompts, as the pass of `shape` says. Returns the
-    /// output, the keys and the values. `pages` is the page table if the cache has pages; `words` are the arrival counters of a step, or the tiles of
-    /// prompts.
+    /// output, the keys and the values. `pages` is the page table if the cache has pages.
+    /// `wide_keys` and `wide_values` are the workspace of prompts if the cache has another format
+    /// than the activations; the operation writes it, and does not read what was there. `words` are
+    /// the arrival counters of a step, or the tiles of prompts.
     #[fusion(meta = attention_spec)]
     #[allow(
         clippy::too_many_arguments,
@@ -111,6 +113,8 @@ pub trait DecodeBackend: Backend {
         rows: IntTensor<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
+        #[extension_type] wide_keys: OptionalFloat<Self>,
+        #[extension_type] wide_values: OptionalFloat<Self>,
         #[extension_type] pages: OptionalInt<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
@@ -190,6 +194,8 @@ fn attention_spec(
     _rows: &TensorSpec,
     keys: &TensorSpec,
     values: &TensorSpec,
+    _wide_keys: &OptionalFloatMetadata,
+    _wide_values: &OptionalFloatMetadata,
     _pages: &OptionalIntMetadata,
     _cos: &TensorSpec,
     _sin: &TensorSpec,

@@ -16,9 +16,9 @@ const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
 
 /// Returns the JSON of a schema, with a bound of whitespace.
 pub(super) fn read(text: &str) -> Result<Value, GrammarError> {
-    let schema = serde_json::from_str(text).map_err(GrammarError::Json)?;
+    let schema = bound_whitespace(serde_json::from_str(text).map_err(GrammarError::Json)?);
     check([&schema])?;
-    Ok(bound_whitespace(schema))
+    Ok(schema)
 }
 
 /// Returns a Lark grammar with a bound of whitespace in its JSON schemas. What is no JSON is left to
@@ -33,7 +33,8 @@ pub(super) fn read_lark(text: &str) -> Result<String, GrammarError> {
         rest = after;
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
         if let Some(Ok(schema)) = values.next() {
-            bounded.push_str(&format!(" {}", bound_whitespace(schema.clone())));
+            let schema = bound_whitespace(schema);
+            bounded.push_str(&format!(" {schema}"));
             schemas.push(schema);
             rest = &rest[values.byte_offset()..];
         }

@@ -19,6 +19,12 @@ pub trait Executor: Send + 'static {
     /// host's work is hidden behind the device's. It is called once.
     fn runs_ahead(&self) -> bool;
 
+    /// Does a part of the work that later steps would wait for, such as recording passes. It is
+    /// called while there is no request. Returns false if nothing is left.
+    fn prepare(&mut self) -> bool {
+        false
+    }
+
     /// Takes a sequence in, before the first row of it. A sequence that was pre-empted was removed,
     /// and is added again with the tokens that were generated so far.
     ///

@@ -11,7 +11,7 @@ use crate::scheduler::{
 use marlin_text::Tokenizer;
 use rayon::prelude::*;
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
 /// How often the time from a failed step to a [trial](super::ServerOptions::retry) doubles.
@@ -160,9 +160,18 @@ impl<'t, E: Executor> ServerThread<'t, E> {
         true
     }
 
-    /// Waits for a command: after a failed step, until it is time for a trial.
-    fn wait(&self) -> Result<Command, RecvTimeoutError> {
+    /// Waits for a command: after a failed step, until it is time for a trial. Meanwhile the executor
+    /// prepares later steps, if none failed.
+    fn wait(&mut self) -> Result<Command, RecvTimeoutError> {
         if self.failures == 0 {
+            loop {
+                match self.commands.try_recv() {
+                    Ok(command) => return Ok(command),
+                    Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
+                    Err(TryRecvError::Empty) if self.executor.prepare() => {}
+                    Err(TryRecvError::Empty) => break,
+                }
+            }
             let command = self.commands.recv();
             return command.map_err(|_| RecvTimeoutError::Disconnected);
         }

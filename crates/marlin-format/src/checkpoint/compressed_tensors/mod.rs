@@ -31,8 +31,8 @@ use rayon::prelude::*;
 
 use super::layer_tensors::LayerTensors;
 use super::packed::{
-    FileWords, PERMUTED_COLUMNS, TRANSPOSE_ROWS, ascending, natural_words, pack_columns,
-    permuted_words, plain_words, transpose_into, transposed, unpack_columns,
+    FileWords, PERMUTED_COLUMNS, TRANSPOSE_ROWS, ascending, from_columns, natural_words,
+    pack_columns, permuted_words, transpose_into, transposed, unpack_columns,
 };
 use super::{Checkpoint, CheckpointError, Dtype, TensorData, TensorSpec, groups};
 use crate::layout::PlainLayout;
@@ -207,22 +207,15 @@ fn unpack_words(
     packed: &FileWords,
     permutation: Option<&[u32]>,
 ) -> Vec<u32> {
-    let (n, rows, columns) = (layout.n, layout.rows(), layout.columns());
+    let (n, rows) = (layout.n, layout.rows());
     // In both layouts a word holds consecutive rows of K, so only whole words are transposed.
     match permutation {
-        None => plain_words(words, layout, TRANSPOSE_ROWS, |row, block| {
-            transpose_into(packed, [n, rows], row, block, columns, u32::from_le_bytes);
-        }),
+        None => from_columns(words, layout, packed),
         Some(permutation) => permuted_words(words, layout, permutation, |column, lines| {
-            let width = PERMUTED_COLUMNS.min(n - column);
-            transpose_into(
-                &packed[column * rows..],
-                [width, rows],
-                0,
-                lines.as_flattened_mut(),
-                PERMUTED_COLUMNS,
-                u32::from_le_bytes,
-            );
+            let shape = [PERMUTED_COLUMNS.min(n - column), rows];
+            let mut lines: Vec<&mut [u32]> = lines.iter_mut().map(<[_; _]>::as_mut_slice).collect();
+            let source = &packed[column * rows..];
+            transpose_into(source, shape, 0, &mut lines, u32::from_le_bytes);
         }),
     }
 }
@@ -239,14 +232,9 @@ fn pack_words(weight: &PlainWeight) -> Vec<u32> {
         .par_chunks_mut(TRANSPOSE_ROWS * rows)
         .enumerate()
         .for_each(|(block, lines)| {
-            transpose_into(
-                &words,
-                [rows, columns],
-                TRANSPOSE_ROWS * block,
-                lines,
-                rows,
-                |word| word,
-            );
+            let first = TRANSPOSE_ROWS * block;
+            let mut to: Vec<&mut [u32]> = lines.chunks_exact_mut(rows).collect();
+            transpose_into(&words, [rows, columns], first, &mut to, |word| word);
             lines
                 .iter_mut()
                 .skip(rows - 1)

@@ -5,7 +5,9 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use super::*;
-use crate::{AllowedTokens, BatchEngine, BatchOutput, BatchStep, DecodeToken, Pages, PromptPart};
+use crate::{
+    AllowedTokens, BatchEngine, BatchOutput, BatchStep, CacheFormat, DecodeToken, Pages, PromptPart,
+};
 
 const PAGE: usize = 16;
 const SLOTS: usize = 6;
@@ -268,7 +270,8 @@ fn random_steps_over_pages_give_the_tokens_of_a_sequence_alone() {
         let pages = Pages { count, size: PAGE };
         Driver {
             model: model.clone(),
-            engine: BatchEngine::new(model.clone(), SLOTS, pages).unwrap(),
+            engine: BatchEngine::new(model.clone(), SLOTS, pages, CacheFormat::Activations)
+                .unwrap(),
             requests,
             free_pages: (0..count as u32).collect(),
             flights: Vec::new(),
@@ -290,7 +293,13 @@ fn rows_choose_among_allowed_tokens() {
     let model = model(&config);
     let vocab = config.vocab_size;
     let (count, size) = (4, PAGE);
-    let mut engine = BatchEngine::new(model.clone(), 2, Pages { count, size }).unwrap();
+    let mut engine = BatchEngine::new(
+        model.clone(),
+        2,
+        Pages { count, size },
+        CacheFormat::Activations,
+    )
+    .unwrap();
     let prompt = random_tokens(5, vocab, &mut rng);
     let (free, _) = alone(
         &model,

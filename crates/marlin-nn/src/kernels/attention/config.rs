@@ -1,6 +1,7 @@
 //! The compile-time parameters of the kernel, derived from the shape and the device.
 
 use super::shape::{AttentionPass, AttentionShape, MAX_HEAD_DIM, VECTOR};
+use crate::cache::CacheFormat;
 use crate::kernels::shape::shared_memory;
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, UIntKind};
@@ -82,7 +83,7 @@ pub(super) struct KeyValueType {
 impl KeyValueType {
     /// Returns words of 32 bits. CUDA's compiler would unpack vectors of 16-bit elements right
     /// after the load, and so would wait for the load there.
-    pub(super) fn words(dtype: ActivationDtype) -> Self {
+    fn words(dtype: ActivationDtype) -> Self {
         Self {
             elem: ElemType::UInt(UIntKind::U32),
             size: VECTOR * dtype.elem().size() / size_of::<u32>(),
@@ -97,12 +98,27 @@ impl KeyValueType {
         }
     }
 
-    /// Returns the type for a device: words on CUDA, elements elsewhere.
-    pub(super) fn on(target: &Target, dtype: ActivationDtype) -> Self {
-        if target.runtime == Runtime::Cuda {
-            Self::words(dtype)
-        } else {
-            Self::elements(dtype)
+    /// Returns the words of [`CacheFormat::E4m3`].
+    fn codes() -> Self {
+        Self {
+            elem: ElemType::UInt(UIntKind::U32),
+            size: VECTOR / size_of::<u32>(),
+        }
+    }
+
+    /// Returns the type of a cache's format on CUDA: words.
+    pub(super) fn on_cuda(dtype: ActivationDtype, format: CacheFormat) -> Self {
+        match format {
+            CacheFormat::Activations => Self::words(dtype),
+            CacheFormat::E4m3 => Self::codes(),
+        }
+    }
+
+    /// Returns the type for a device: words on CUDA and of codes, elements elsewhere.
+    pub(super) fn on(target: &Target, dtype: ActivationDtype, format: CacheFormat) -> Self {
+        match format {
+            CacheFormat::Activations if target.runtime != Runtime::Cuda => Self::elements(dtype),
+            format => Self::on_cuda(dtype, format),
         }
     }
 }
@@ -130,6 +146,10 @@ pub struct AttentionConfig {
     pub pass: AttentionPass,
     /// The number of positions of a page, if the cache has pages.
     pub page_size: Option<usize>,
+    /// The format of the cache.
+    pub format: CacheFormat,
+    /// True if codes are converted as pairs of f16 ([`decode`](crate::cache::e4m3::decode)).
+    pub as_f16: bool,
     /// True if buffers and shared memory of scalars are accessed through views as vectors. CubeCL
     /// 0.11.3 cannot compile such a view to a shader.
     pub has_views: bool,
@@ -177,6 +197,8 @@ impl AttentionConfig {
             is_split,
             pass: shape.pass,
             page_size: shape.cache.pages.map(|pages| pages.size),
+            format: shape.cache.format,
+            as_f16: true,
             has_views: true,
             uses_pdl: false,
         }
@@ -199,6 +221,24 @@ impl AttentionConfig {
     /// Returns the number of vectors of a head.
     pub(super) const fn vectors(&self) -> usize {
         self.head_dim / VECTOR
+    }
+
+    /// Returns the number of vectors of a position of a head in the cache: those of its features,
+    /// and one of a scale.
+    pub(super) const fn row_vectors(&self) -> usize {
+        match self.format {
+            CacheFormat::Activations => self.vectors(),
+            CacheFormat::E4m3 => self.vectors() + 1,
+        }
+    }
+
+    /// Returns the number of scales that a lane holds of a tile's keys or values. Without scales it
+    /// holds one, which is not read.
+    pub(super) const fn scales(&self) -> usize {
+        match self.format {
+            CacheFormat::Activations => 1,
+            CacheFormat::E4m3 => self.positions,
+        }
     }
 
     /// Returns the maximum number of vectors of a head that a lane has.

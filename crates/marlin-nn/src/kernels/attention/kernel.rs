@@ -6,8 +6,8 @@ use super::finish::finish;
 use super::lane_group::{F8, load};
 use super::shape::AttentionPass;
 use super::softmax::{Sums, accumulate, score, start};
-use super::stage::{stage, stage_queries, write_token};
-use crate::cache::CacheLengths;
+use super::stage::{stage, stage_queries, write_codes, write_token};
+use crate::cache::{CacheFormat, CacheLengths};
 use crate::kernels::SequenceState;
 use cubecl::prelude::*;
 use marlin_kernels::pdl::{launch_dependents, wait};
@@ -67,11 +67,14 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     let held = comptime!(config.positions * config.lane_vectors());
     let mut key = Array::<Vector<H, W>>::new(held);
     let mut value = Array::<Vector<H, W>>::new(held);
+    let mut key_scales = Array::<f32>::new(comptime!(config.scales()));
+    let mut value_scales = Array::<f32>::new(comptime!(config.scales()));
     if has_row && place.start < place.end {
         load(
             &*keys,
             &pages,
             &mut key,
+            &mut key_scales,
             place.start,
             &place,
             &sizes.cache,
@@ -81,6 +84,7 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
             &*values,
             &pages,
             &mut value,
+            &mut value_scales,
             place.start,
             &place,
             &sizes.cache,
@@ -122,14 +126,20 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     };
     start(&mut sums, &staged, &place, config);
     if comptime!(is_step) && place.has_token && place.is_first {
-        write_token::<F, H, W>(keys, values, &pages, &staged, &place, &sizes.cache, config);
+        if comptime!(config.format == CacheFormat::E4m3) {
+            write_codes(keys, values, &pages, &staged, &place, &sizes.cache, config);
+        } else {
+            write_token::<F, H, W>(keys, values, &pages, &staged, &place, &sizes.cache, config);
+        }
     }
     attend::<F, H, W>(
         &*keys,
         &*values,
         &pages,
         &mut key,
+        &mut key_scales,
         &mut value,
+        &mut value_scales,
         &staged,
         &mut sums,
         &place,
@@ -155,7 +165,9 @@ fn attend<F: Float, H: Numeric, W: Size>(
     values: &[Vector<H, W>],
     pages: &ComptimeOption<&[i32]>,
     key: &mut Array<Vector<H, W>>,
+    key_scales: &mut Array<f32>,
     value: &mut Array<Vector<H, W>>,
+    value_scales: &mut Array<f32>,
     staged: &Shared<[f32]>,
     sums: &mut Sums,
     place: &WorkTile,
@@ -168,10 +180,36 @@ fn attend<F: Float, H: Numeric, W: Size>(
     let mut first = place.start;
     while first < place.end {
         let mut scores = Array::<f32>::new(comptime!(config.heads * config.positions));
-        score::<F, H, W>(&mut scores, &*key, staged, first, place, config);
-        load(keys, pages, key, first + tile, place, lengths, config);
-        accumulate::<F, H, W>(sums, &mut scores, &*value, config);
-        load(values, pages, value, first + tile, place, lengths, config);
+        score::<F, H, W>(
+            &mut scores,
+            &*key,
+            &*key_scales,
+            staged,
+            first,
+            place,
+            config,
+        );
+        load(
+            keys,
+            pages,
+            key,
+            key_scales,
+            first + tile,
+            place,
+            lengths,
+            config,
+        );
+        accumulate::<F, H, W>(sums, &mut scores, &*value, &*value_scales, config);
+        load(
+            values,
+            pages,
+            value,
+            value_scales,
+            first + tile,
+            place,
+            lengths,
+            config,
+        );
         first += tile;
     }
 }

@@ -3,7 +3,8 @@
 use super::block::WorkTile;
 use super::config::AttentionConfig;
 use super::shape::VECTOR;
-use crate::cache::{CacheLengths, position_start};
+use crate::cache::e4m3::{decode, row_scale};
+use crate::cache::{CacheFormat, CacheLengths, position_start};
 use cubecl::prelude::*;
 use marlin_kernels::planes::plane_total;
 
@@ -12,19 +13,20 @@ pub(super) type N = Const<VECTOR>;
 /// A vector of f32 elements.
 pub(super) type F8 = Vector<f32, N>;
 
-/// Loads the lane's vectors of keys or values at the lane group's positions of a tile. Past the end
-/// of the split, loads the last position again.
+/// Loads the lane's vectors of keys or values at the lane group's positions of a tile, and their
+/// scales if the format has scales. Past the end of the split, loads the last position again.
 #[cube]
 pub(super) fn load<H: Numeric, W: Size>(
     cache: &[Vector<H, W>],
     pages: &ComptimeOption<&[i32]>,
     held: &mut Array<Vector<H, W>>,
+    scales: &mut Array<f32>,
     first: u32,
     place: &WorkTile,
     lengths: &CacheLengths,
     #[comptime] config: AttentionConfig,
 ) {
-    let (vectors, count) = comptime!((config.vectors() as u32, config.lane_vectors()));
+    let (vectors, count) = comptime!((config.row_vectors() as u32, config.lane_vectors()));
     #[unroll(config.unrolls())]
     for i in 0..config.positions {
         let position = min(
@@ -43,6 +45,9 @@ pub(super) fn load<H: Numeric, W: Size>(
         #[unroll(config.unrolls())]
         for j in 0..count {
             held[i * count + j] = cache[start + lane_vector(j, place, config) as usize];
+        }
+        if comptime!(config.format == CacheFormat::E4m3) {
+            scales[i] = row_scale(cache[start + comptime!(config.vectors())]);
         }
     }
 }
@@ -145,10 +150,32 @@ pub(super) fn staged_vector(
 }
 
 /// Converts a stored vector of keys or values ([`KeyValueType`](super::config::KeyValueType)) to
-/// f32.
+/// f32, without its scale.
 #[cube]
-pub(super) fn widen<F: Float, H: Numeric, W: Size>(held: Vector<H, W>) -> F8 {
-    F8::cast_from(Vector::<F, N>::reinterpret(held))
+pub(super) fn widen<F: Float, H: Numeric, W: Size>(
+    held: Vector<H, W>,
+    #[comptime] config: AttentionConfig,
+) -> F8 {
+    if comptime!(config.format == CacheFormat::E4m3) {
+        decode(held, config.as_f16)
+    } else {
+        F8::cast_from(Vector::<F, N>::reinterpret(held))
+    }
+}
+
+/// Returns a value times a scale of a tile, if the format has scales.
+#[cube]
+pub(super) fn scaled(
+    value: f32,
+    scales: &Array<f32>,
+    position: usize,
+    #[comptime] config: AttentionConfig,
+) -> f32 {
+    if comptime!(config.format == CacheFormat::E4m3) {
+        value * scales[position]
+    } else {
+        value
+    }
 }
 
 /// Rounds elements to the dtype of the cache and returns them as they are stored

@@ -2,8 +2,8 @@ use super::block::AttentionSizesLaunch;
 use super::config::{AttentionConfig, AttentionTarget, KeyValueType};
 use super::kernel;
 use super::plan::AttentionPlan;
-use super::shape::{AttentionShape, VECTOR};
-use crate::cache::CacheLengthsLaunch;
+use super::shape::{AttentionPass, AttentionShape};
+use crate::cache::{CacheFormat, CacheLengthsLaunch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_kernels::pdl;
@@ -19,7 +19,7 @@ pub struct AttentionArgs {
     /// The [`SequenceState`](crate::kernels::SequenceState)s of the rows, i32 [rows,
     /// [`SequenceState::WORDS`](crate::kernels::SequenceState::WORDS)].
     pub state: BufferArg,
-    /// The cache of keys [pages, kv_heads, page_size, head_dim]
+    /// The cache of keys [pages, kv_heads, page_size, row]
     /// ([`CacheShape`](crate::CacheShape)), normalised and rotated. A step writes each token's key
     /// at its row's slot and position.
     pub keys: BufferArg,
@@ -77,8 +77,9 @@ pub fn attention(
         [plan.splits, plan.split_len[0], plan.split_len[1]].map(|length| length as u32);
     let epsilon = shape.norm_epsilon.unwrap_or_default();
     let target = Target::of(client);
-    let held = KeyValueType::on(&target, shape.dtype);
+    let held = KeyValueType::on(&target, shape.dtype, shape.cache.format);
     let config = AttentionConfig {
+        as_f16: target.runtime == Runtime::Cuda,
         has_views: matches!(target.runtime, Runtime::Cuda | Runtime::Cpu),
         uses_pdl: pdl::is_supported(&target),
         ..plan.config
@@ -91,7 +92,7 @@ pub fn attention(
             client,
             CubeCount::new_3d(blocks, groups, rows),
             CubeDim::new_1d(config.threads as u32),
-            AddressType::from_len(shape.cache_elements() / VECTOR),
+            AddressType::from_len(shape.cache_vectors()),
             held.size,
             args.qkv,
             args.state,
@@ -131,6 +132,12 @@ fn check(
     args: &AttentionArgs,
 ) -> Result<(), KernelError> {
     shape.dtype.expect_on(client)?;
+    if shape.pass == AttentionPass::Prompt && shape.cache.format != CacheFormat::Activations {
+        return Err(KernelError::Shape {
+            problem: shape.to_string(),
+            reason: "prompts attend to keys and values in the dtype of activations",
+        });
+    }
     expect_length(shape, "qkv", shape.rows * shape.columns(), args.qkv.len())?;
     shape.expect_cache(&args.state, &args.keys, &args.values, &args.pages)?;
     shape.expect_parameters([&args.cos, &args.sin], [&args.q_norm, &args.k_norm])?;

@@ -1,7 +1,7 @@
 //! The shape of an attention, and its checks.
 
 use crate::MAX_PASS_ROWS;
-use crate::cache::{CacheShape, Pages};
+use crate::cache::{CacheFormat, CacheShape, Pages};
 use marlin_kernels::problem::expect_at_most;
 use marlin_kernels::{ActivationDtype, KernelError};
 use std::fmt;
@@ -70,6 +70,7 @@ impl AttentionShape {
             rotary_dim,
             cache,
             max_positions,
+            dtype,
             ..
         } = *self;
         let CacheShape {
@@ -78,6 +79,7 @@ impl AttentionShape {
             max_len,
             head_dim,
             pages,
+            format,
         } = cache;
         let refuse = |reason| {
             Err(KernelError::Shape {
@@ -96,6 +98,9 @@ impl AttentionShape {
         }
         if !head_dim.is_multiple_of(VECTOR) || head_dim > MAX_HEAD_DIM {
             return refuse("head_dim must be a multiple of 8, at most 512");
+        }
+        if format == CacheFormat::E4m3 && dtype == ActivationDtype::F32 {
+            return refuse("a cache in e4m3 needs activations in f16 or bf16");
         }
         if !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
             return refuse("rotary_dim must be even, at most head_dim");
@@ -180,6 +185,24 @@ impl AttentionShape {
         self.cache.elements()
     }
 
+    /// Returns the number of vectors of [`VECTOR`] values of the cache of keys, with those of
+    /// scales.
+    #[cfg(feature = "cubecl-runtime")]
+    pub(super) fn cache_vectors(&self) -> usize {
+        match self.cache.format {
+            CacheFormat::Activations => self.cache_elements() / VECTOR,
+            CacheFormat::E4m3 => self.cache_elements() / (VECTOR / 2),
+        }
+    }
+
+    /// Returns the shape with a cache in the dtype of activations.
+    pub fn in_activations(&self) -> Self {
+        Self {
+            cache: self.cache.in_activations(),
+            ..*self
+        }
+    }
+
     /// Returns the number of features of a row of the attention's input: queries, keys and values
     /// in a step, only queries for prompts.
     pub fn columns(&self) -> usize {
@@ -214,6 +237,7 @@ impl fmt::Display for AttentionShape {
             max_len,
             head_dim,
             pages,
+            format,
         } = cache;
         write!(
             f,
@@ -222,6 +246,9 @@ impl fmt::Display for AttentionShape {
         write!(f, "{slots} slots of {max_len} positions, ")?;
         if let Some(Pages { count, size }) = pages {
             write!(f, "{count} pages of {size}, ")?;
+        }
+        if *format == CacheFormat::E4m3 {
+            write!(f, "e4m3, ")?;
         }
         write!(f, "{dtype}")
     }

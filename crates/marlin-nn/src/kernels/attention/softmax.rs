@@ -2,7 +2,7 @@
 
 use super::block::WorkTile;
 use super::config::AttentionConfig;
-use super::lane_group::{F8, add_dot, lane_group_sum, staged_vector, widen};
+use super::lane_group::{F8, add_dot, lane_group_sum, scaled, staged_vector, widen};
 use super::shape::AttentionPass;
 use cubecl::prelude::*;
 
@@ -68,6 +68,7 @@ pub(super) fn start(
 pub(super) fn score<F: Float, H: Numeric, W: Size>(
     scores: &mut Array<f32>,
     key: &Array<Vector<H, W>>,
+    scales: &Array<f32>,
     staged: &Shared<[f32]>,
     first: u32,
     place: &WorkTile,
@@ -83,7 +84,7 @@ pub(super) fn score<F: Float, H: Numeric, W: Size>(
         let mut wide = Array::<F8>::new(positions);
         #[unroll(config.unrolls())]
         for i in 0..positions {
-            wide[i] = widen::<F, H, W>(key[i * count + j]);
+            wide[i] = widen::<F, H, W>(key[i * count + j], config);
         }
         #[unroll(config.unrolls())]
         for head in 0..config.heads {
@@ -103,6 +104,7 @@ pub(super) fn score<F: Float, H: Numeric, W: Size>(
         #[unroll(config.unrolls())]
         for head in 0..config.heads {
             let sum = lane_group_sum(scores[head * positions + i], config);
+            let sum = scaled(sum, scales, i, config);
             scores[head * positions + i] = select(is_there, sum, MASKED);
         }
     }
@@ -114,6 +116,7 @@ pub(super) fn accumulate<F: Float, H: Numeric, W: Size>(
     sums: &mut Sums,
     scores: &mut Array<f32>,
     value: &Array<Vector<H, W>>,
+    scales: &Array<f32>,
     #[comptime] config: AttentionConfig,
 ) {
     let (positions, count) = comptime!((config.positions, config.lane_vectors()));
@@ -131,7 +134,7 @@ pub(super) fn accumulate<F: Float, H: Numeric, W: Size>(
         for i in 0..positions {
             let part = (scores[head * positions + i] - best).exp();
             total += part;
-            scores[head * positions + i] = part;
+            scores[head * positions + i] = scaled(part, scales, i, config);
         }
         sums.best[head] = best;
         sums.total[head] = total;
@@ -144,7 +147,7 @@ pub(super) fn accumulate<F: Float, H: Numeric, W: Size>(
     for i in 0..positions {
         #[unroll(config.unrolls())]
         for j in 0..count {
-            let wide = widen::<F, H, W>(value[i * count + j]);
+            let wide = widen::<F, H, W>(value[i * count + j], config);
             #[unroll(config.unrolls())]
             for head in 0..config.heads {
                 sums.out[head * count + j] += wide * F8::new(scores[head * positions + i]);

@@ -25,7 +25,7 @@ pub fn source(
     dtype: ActivationDtype,
     capability: u32,
 ) -> Result<KernelSource, CompilationError> {
-    let held = KeyValueType::words(dtype);
+    let held = KeyValueType::on_cuda(dtype, config.format);
     let norm = || optional(has_norm);
     let kernel = Attention::new(
         settings(config.threads, ExecutionMode::Unchecked),

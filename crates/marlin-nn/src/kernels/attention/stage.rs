@@ -6,6 +6,7 @@ use super::config::AttentionConfig;
 use super::lane_group::{
     F8, add_dot, has_vector, lane_group_sum, lane_vector, narrow, shared_vector, vector,
 };
+use crate::cache::e4m3::{RowScale, encode, largest, poison};
 use crate::cache::{CacheLengths, position_start};
 use cubecl::prelude::*;
 
@@ -230,6 +231,62 @@ pub(super) fn write_token<F: Float, H: Numeric, W: Size>(
             keys[index] = narrow::<F, H, W>(shared_vector(staged, first as usize, config));
             values[index] =
                 narrow::<F, H, W>(shared_vector(staged, (first + vectors) as usize, config));
+        }
+    }
+}
+
+/// Writes the token's key and value to a cache in e4m3
+/// ([`CacheFormat::E4m3`](crate::cache::CacheFormat)).
+#[cube]
+pub(super) fn write_codes<H: Numeric, W: Size>(
+    keys: &mut [Vector<H, W>],
+    values: &mut [Vector<H, W>],
+    pages: &ComptimeOption<&[i32]>,
+    staged: &Shared<[f32]>,
+    place: &WorkTile,
+    lengths: &CacheLengths,
+    #[comptime] config: AttentionConfig,
+) {
+    let vectors = comptime!(config.vectors() as u32);
+    let start = position_start::<usize>(
+        pages,
+        place.slot,
+        place.kv_head,
+        place.position,
+        lengths,
+        config.page_size,
+        comptime!(config.row_vectors() as u32),
+    );
+    for round in 0..comptime!((2 * config.vectors()).div_ceil(config.threads) as u32) {
+        let index = round * comptime!(config.threads as u32) + UNIT_POS_X;
+        if index < 2 * vectors {
+            let first = (comptime!(config.heads as u32) + index / vectors) * vectors;
+            // Each thread reads the whole head, which takes less time than a reduction.
+            let mut most = 0.0f32.runtime();
+            let mut not_finite = 0.0f32.runtime();
+            for other in 0..vectors {
+                let of_head = shared_vector(staged, (first + other) as usize, config);
+                most = largest(of_head, most);
+                not_finite = poison(of_head, not_finite);
+            }
+            let scale = RowScale::new(most, not_finite);
+            let vector = index % vectors;
+            let elements = shared_vector(staged, (first + vector) as usize, config);
+            let codes = Vector::<H, W>::reinterpret(encode(elements, &scale));
+            let last = Vector::<H, W>::reinterpret(scale.words());
+            let to = start + vector as usize;
+            let end = start + comptime!(config.vectors());
+            if index < vectors {
+                keys[to] = codes;
+                if vector == 0 {
+                    keys[end] = last;
+                }
+            } else {
+                values[to] = codes;
+                if vector == 0 {
+                    values[end] = last;
+                }
+            }
         }
     }
 }

@@ -35,7 +35,7 @@ impl FlashConfig {
 
 /// The lengths of a problem, as arguments of the kernels.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct FlashLengths {
+pub(in crate::kernels) struct FlashLengths {
     pub heads: u32,
     /// The number of query heads of a key head.
     pub group: u32,
@@ -46,7 +46,7 @@ pub(super) struct FlashLengths {
 
 /// The rows of a tile.
 #[derive(CubeType)]
-pub(super) struct TileRows {
+pub(in crate::kernels) struct TileRows {
     /// The index of the first row.
     pub first: u32,
     /// The number of rows; 0 if the tile is empty.
@@ -84,6 +84,14 @@ impl TileRows {
     /// Returns the first position that any row attends to, rounded down to a multiple of `keys`.
     pub fn first_key(&self, lengths: &FlashLengths, #[comptime] keys: u32) -> u32 {
         (self.position - min(self.position, lengths.window - 1)) / keys * keys
+    }
+
+    /// Returns true if the row before the tile is the token before, of the same slot.
+    pub fn follows(&self, state: &[i32]) -> bool {
+        let words = (max(self.first, 1u32) - 1) * comptime!(SequenceState::WORDS as u32);
+        let position = state[(words + comptime!(SequenceState::POSITION as u32)) as usize];
+        let slot = u32::cast_from(state[(words + comptime!(SequenceState::SLOT as u32)) as usize]);
+        self.first > 0 && slot == self.slot && position + 1 == i32::cast_from(self.position)
     }
 
     /// Returns the position after that of the last row.

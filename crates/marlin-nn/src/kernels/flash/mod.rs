@@ -61,6 +61,10 @@ mod tiles;
 #[cfg(feature = "cubecl-runtime")]
 mod wgmma;
 
+#[cfg(feature = "inspect")]
+pub(in crate::kernels) use config::FlashLengthsCompilationArg;
+#[cfg(feature = "cubecl-runtime")]
+pub(in crate::kernels) use config::{FlashLengths, FlashLengthsLaunch, TileRows};
 #[cfg(feature = "cubecl-runtime")]
 pub use launch::{FlashArgs, flash, takes};
 #[cfg(feature = "inspect")]

@@ -1,0 +1,157 @@
+//! Reading quantised weights from the files to the host, and reading ahead on a thread.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::Scope;
+
+use marlin_format::PlainWeight;
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointError, LayerFormat, Quantization, layer_format, layer_tensors, read_layer,
+};
+
+use crate::ModelError;
+use crate::architectures::LayerShape;
+use crate::config::ModelConfig;
+
+/// The number of projections that wait between the thread that reads and the device. With one
+/// more in each thread, the host holds at most three.
+const WAITING: usize = 1;
+
+/// Reads the quantised weights of a folder in the formats that its config gives them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerReader<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) config_path: &'a Path,
+    pub(crate) quantization: Option<&'a Quantization>,
+}
+
+/// A layer on the host.
+pub(super) enum HostLayer {
+    /// A float layer, which has not been read.
+    Float,
+    /// A quantised weight.
+    Quantized {
+        format: LayerFormat,
+        weight: PlainWeight,
+        /// The tensors of the files that hold the weight.
+        tensors: Vec<String>,
+    },
+}
+
+/// The layers of a projection on the host.
+pub(super) struct HostProjection {
+    /// The names of the layers that were read, each with the names of its tensors.
+    pub(super) read: Vec<(String, Vec<String>)>,
+    pub(super) weights: HostWeights,
+}
+
+/// The weights of a projection.
+pub(super) enum HostWeights {
+    /// All layers side by side.
+    Joined(PlainWeight),
+    /// One weight for each layer; `None` for a float layer, which has not been read.
+    Separate(Vec<Option<PlainWeight>>),
+}
+
+impl<'a> LayerReader<'a> {
+    /// Reads a layer's weight if it is quantised.
+    pub(super) fn layer(&self, layer: &LayerShape) -> Result<HostLayer, ModelError> {
+        let (name, [k, n]) = (layer.name.as_str(), layer.dims);
+        let invalid = |source| ModelError::QuantizationConfig {
+            path: self.config_path.into(),
+            source,
+        };
+        let format = layer_format(self.quantization, name).map_err(invalid)?;
+        if format == LayerFormat::Float {
+            return Ok(HostLayer::Float);
+        }
+        let weight = read_layer(self.checkpoint, name, &format)?;
+        let tensors = layer_tensors(self.checkpoint, name, &format);
+        if (weight.k(), weight.n()) != (k, n) {
+            let first = tensors
+                .first()
+                .and_then(|tensor| self.checkpoint.info(tensor));
+            let path = first
+                .map_or_else(|| self.checkpoint.dir(), |info| info.path)
+                .into();
+            let (expected, found) = (vec![n, k], vec![weight.n(), weight.k()]);
+            return Err(CheckpointError::Shape {
+                path,
+                tensor: format!("{name}.weight"),
+                expected,
+                found,
+            }
+            .into());
+        }
+        tracing::debug!(layer = name, %format, act_order = weight.row_permutation().is_some(), "read");
+        Ok(HostLayer::Quantized {
+            format,
+            weight,
+            tensors,
+        })
+    }
+
+    /// Reads the layers of a projection, and joins them if their formats allow it.
+    pub(super) fn projection(&self, layers: &[LayerShape]) -> Result<HostProjection, ModelError> {
+        let (mut read, mut weights) = (Vec::new(), Vec::new());
+        for layer in layers {
+            weights.push(match self.layer(layer)? {
+                HostLayer::Float => None,
+                HostLayer::Quantized {
+                    weight, tensors, ..
+                } => {
+                    read.push((layer.name.clone(), tensors));
+                    Some(weight)
+                }
+            });
+        }
+        Ok(HostProjection {
+            read,
+            weights: self.join(layers, weights),
+        })
+    }
+
+    fn join(&self, layers: &[LayerShape], weights: Vec<Option<PlainWeight>>) -> HostWeights {
+        let quantized: Vec<&PlainWeight> = weights.iter().flatten().collect();
+        if quantized.len() < weights.len() || quantized.len() < 2 {
+            return HostWeights::Separate(weights);
+        }
+        match self.checkpoint.join(&quantized) {
+            Ok(joined) => {
+                for weight in weights.into_iter().flatten() {
+                    self.checkpoint.recycle(weight);
+                }
+                HostWeights::Joined(joined)
+            }
+            Err(reason) => {
+                let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
+                tracing::debug!(layers = ?names, %reason, "a matmul for each layer");
+                HostWeights::Separate(weights)
+            }
+        }
+    }
+
+    /// Reads the projections of a model on a thread of `scope`, in the order in which the model
+    /// asks for them: while the device receives one projection, the next is read. The thread ends
+    /// after the last projection, after an error, or when the receiver is dropped.
+    pub(super) fn read_ahead<'scope>(
+        self,
+        scope: &'scope Scope<'scope, '_>,
+        config: &'scope ModelConfig,
+    ) -> Receiver<Result<HostProjection, ModelError>>
+    where
+        'a: 'scope,
+    {
+        let (sender, receiver) = sync_channel(WAITING);
+        scope.spawn(move || {
+            for layers in config.projections(|name| self.checkpoint.contains_layer(name)) {
+                let projection = self.projection(&layers);
+                let failed = projection.is_err();
+                if sender.send(projection).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        receiver
+    }
+}
