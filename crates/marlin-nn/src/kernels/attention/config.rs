@@ -148,7 +148,7 @@ pub struct AttentionConfig {
     pub page_size: Option<usize>,
     /// The format of the cache.
     pub format: CacheFormat,
-    /// True if codes are converted as pairs of f16 ([`decode`](crate::cache::e4m3::decode)).
+    /// True if codes are converted as pairs of f16.
     pub as_f16: bool,
     /// True if buffers and shared memory of scalars are accessed through views as vectors. CubeCL
     /// 0.11.3 cannot compile such a view to a shader.
