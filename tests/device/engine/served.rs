@@ -65,6 +65,9 @@ pub(super) fn over_few_pages(device: &Device) {
     }
     let metrics = server.metrics();
     println!("{metrics:?}");
+    // At the end of the process nothing may use the device any more: Vulkan's driver crashes.
+    server.shutdown(Duration::ZERO);
+    block_on(server.stopped());
     let host = open(&folder, &Device::flex(), FloatDType::F32);
     let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
     let worst = worst_gap(&host.model, &sequences, &lengths, 50);

@@ -70,7 +70,8 @@ pub(super) struct Shared {
 /// A server, to which any thread can submit requests. Clones are handles of the same server.
 ///
 /// The server ends when it is [shut down](Self::shutdown), or when all handles and all streams are
-/// dropped.
+/// dropped. A program that ends right afterwards shuts it down and waits until it has
+/// [stopped](Self::stopped): some drivers crash if the device is in use at the end of the process.
 #[derive(Debug, Clone)]
 pub struct ServerHandle {
     commands: Sender<Command>,
