@@ -172,6 +172,7 @@ for process in "${!tests_of[@]}"; do
     ((time > ${longest[$group]:-0})) && longest[$group]=$time
     # A process that has crashed at once has none.
     [[ -e $file.events ]] || : >"$file.events"
+    before=${#failures[@]}
     for name in ${tests_of[$process]}; do
         event=$(sed -n "s/.*\"name\": \"$device::$name\", \"event\": \"\([a-z]*\)\".*/\1/p" "$file.events")
         if [[ $event == ok ]]; then
@@ -181,6 +182,10 @@ for process in "${!tests_of[@]}"; do
             failures+=("$device::$name: ${event:-no result, exit status $status after $((time / 100)) s}, $file.log")
         fi
     done
+    if ((status != 0 && ${#failures[@]} == before)); then
+        failed[$group]=$((${failed[$group]:-0} + 1))
+        failures+=("$device::$process: its tests passed, but it ended with exit status $status, $file.log")
+    fi
 done
 
 row() { printf '%-12s %7s %7s %10s %12s %10s\n' "$@"; }
