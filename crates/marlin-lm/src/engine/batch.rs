@@ -145,8 +145,9 @@ impl BatchEngine {
     }
 
     /// Records a pass that the engine can run and has not recorded yet, so that no step waits for it;
-    /// false if there is none. Passes are recorded on CUDA, once the first was: before, and on other
-    /// devices, the result is false. It takes up to tenths of a second.
+    /// false if there is none, or if less than 1 GiB of the device's memory is free. Passes are
+    /// recorded on CUDA, once the first was: before, and on other devices, the result is false. It
+    /// takes up to tenths of a second.
     pub fn record_next(&mut self) -> bool {
         self.stream.executes(|| self.executor.record_next())
     }

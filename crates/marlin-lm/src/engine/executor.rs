@@ -55,6 +55,10 @@ const LAST_MIXED_POSITION: usize = 2047;
 /// kernel of a float head supports.
 const FEW_LAST_ROWS: usize = 32;
 
+/// The free memory of the device, in bytes, below which passes are recorded only when they are
+/// needed. A pass keeps memory for its activations.
+const FREE_TO_RECORD: usize = 1 << 30;
+
 impl ModelExecutor {
     /// Creates an executor with an empty KV cache of `slots` sequences, which share `pages` if
     /// given, and no graphs.
@@ -207,7 +211,8 @@ impl ModelExecutor {
 
     /// Implements [`BatchEngine::record_next`](super::BatchEngine::record_next).
     pub(super) fn record_next(&mut self) -> bool {
-        if !self.runs_ahead() {
+        let free = burn_marlin::device::free_memory(&self.model.device());
+        if !self.runs_ahead() || free.is_none_or(|free| free < FREE_TO_RECORD) {
             return false;
         }
         let mut passes = self.passes().into_iter();
