@@ -52,6 +52,15 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     add("gives_the_same_bits_a_hundred_times", repeats);
 }
 
+/// Returns those of `dtypes` that a device computes, again and again.
+fn dtypes(device: &Device, dtypes: &[ActivationDtype]) -> impl Iterator<Item = ActivationDtype> {
+    let computed = dtypes
+        .iter()
+        .copied()
+        .filter(|&dtype| computes(device, dtype));
+    computed.collect::<Vec<_>>().into_iter().cycle()
+}
+
 /// Returns a shape with four more slots than rows, so that some slots belong to no row.
 fn shape(
     rows: usize,

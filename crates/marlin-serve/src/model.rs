@@ -1,6 +1,9 @@
 //! The executor of a model on a device: the steps of a server in a
 //! [`BatchEngine`].
 
+mod cache;
+
+use self::cache::page_count;
 use crate::pages::PageId;
 use crate::scheduler::{RequestId, SchedulerConfig, Step};
 use crate::server::{
@@ -16,12 +19,6 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// The number of sequences of the model's window for which the host, or a device that does not
-/// report its memory, has pages by default.
-const HOST_SEQUENCES: usize = 8;
-/// The most bytes of these pages.
-const HOST_BYTES: usize = 4 << 30;
 
 /// The size of a model's server.
 #[derive(Debug, Clone, PartialEq)]
@@ -291,51 +288,6 @@ fn indices(pages: &[PageId]) -> Vec<u32> {
     pages.iter().map(|page| page.index() as u32).collect()
 }
 
-/// Returns the number of pages of the KV cache.
-fn page_count(model: &Model, options: &ModelOptions) -> Result<usize, ModelServerError> {
-    let page_size = options.page_size;
-    let size = Pages {
-        count: 1,
-        size: page_size,
-    };
-    if !size.has_valid_size() {
-        let least = Pages::MIN_SIZE;
-        return Err(ModelServerError::PageSize { page_size, least });
-    }
-    let page_bytes = BatchEngine::page_bytes(model, page_size, options.cache_format);
-    let fitting = default_pages(
-        BatchEngine::free_memory(model).map(|free| free as f64 * options.memory_fraction),
-        BatchEngine::runs_on_host(model),
-        model.max_len().div_ceil(page_size),
-        page_bytes,
-    );
-    match options.pages.map_or(fitting, |pages| pages as usize) {
-        0 => Err(ModelServerError::NoPages {
-            page_size,
-            page_bytes,
-        }),
-        pages => Ok(pages.min(u32::MAX as usize)),
-    }
-}
-
-/// Returns the default number of pages of `page_bytes`. `most_bytes` is the memory that the KV cache
-/// may take, if the device reports its memory, and `window` the number of pages of the model's
-/// window.
-fn default_pages(
-    most_bytes: Option<f64>,
-    is_host: bool,
-    window: usize,
-    page_bytes: usize,
-) -> usize {
-    let fitting = most_bytes.map(|bytes| bytes as usize / page_bytes);
-    match fitting {
-        Some(pages) if !is_host => pages,
-        _ => (HOST_SEQUENCES * window)
-            .min(HOST_BYTES / page_bytes)
-            .min(fitting.unwrap_or(usize::MAX)),
-    }
-}
-
 /// Returns the error of a device that failed: what is in its KV cache is not known.
 fn lost(error: ModelError) -> ExecutorError {
     ExecutorError::Lost(error.to_string())
@@ -444,21 +396,5 @@ impl Executor for ModelExecutor {
             found.map_or_else(|| RowOutput::Failed("the request has ended".into()), output)
         });
         Ok(rows.collect())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_card_fills_its_memory_and_the_host_does_not() {
-        let (gib, page) = ((1u64 << 30) as f64, 1 << 20);
-        assert_eq!(default_pages(Some(60.0 * gib), false, 64, page), 60 << 10);
-        assert_eq!(default_pages(Some(60.0 * gib), true, 64, page), 8 * 64);
-        assert_eq!(default_pages(Some(60.0 * gib), true, 2048, page), 4 << 10);
-        assert_eq!(default_pages(Some(0.25 * gib), true, 2048, page), 256);
-        assert_eq!(default_pages(None, false, 64, page), 8 * 64);
-        assert_eq!(default_pages(Some(0.0), true, 64, page), 0);
     }
 }

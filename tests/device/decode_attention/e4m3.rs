@@ -2,11 +2,10 @@
 //! prompts.
 
 use super::bench::{ARRIVAL_COUNTERS, Bench, KEYS, OUT, VALUES};
-use super::operands::{Operands, reference, row_at};
+use super::operands::{Operands, reference};
 use super::pages::with_pages;
-use super::{edges, shape};
+use super::{dtypes, edges, shape};
 use crate::kernels::{bytes, client, values};
-use crate::setup::computes;
 use burn::tensor::Device;
 use marlin_kernels::ActivationDtype;
 use marlin_nn::kernels::attention::{AttentionPass, AttentionShape};
@@ -105,16 +104,11 @@ fn round_cache(cache: &mut [f32], head_dim: usize) -> Vec<u8> {
     found
 }
 
-/// The dtypes of 16 bits that a device computes, again and again.
-fn dtypes(device: &Device) -> impl Iterator<Item = ActivationDtype> {
-    let halves = [ActivationDtype::F16, ActivationDtype::BF16];
-    let computed = halves.into_iter().filter(|&dtype| computes(device, dtype));
-    computed.collect::<Vec<_>>().into_iter().cycle()
-}
+const HALVES: [ActivationDtype; 2] = [ActivationDtype::F16, ActivationDtype::BF16];
 
 /// Checks decode steps at positions around the edges of tiles and splits.
 pub(super) fn steps(device: &Device, is_card: bool, seed: u64) {
-    let mut dtypes = dtypes(device);
+    let mut dtypes = dtypes(device, &HALVES);
     let max_len = if is_card { 2500 } else { 70 };
     let head_dims: &[usize] = if is_card {
         &[64, 80, 128, 256]
@@ -237,7 +231,7 @@ pub(super) fn prompts(device: &Device, is_card: bool, seed: u64) {
     };
     let max_len = if is_card { 320 } else { 40 };
     let head_dims: &[usize] = if is_card { &[64, 80, 128] } else { &[16, 24] };
-    let mut dtypes = dtypes(device);
+    let mut dtypes = dtypes(device, &HALVES);
     for (case, &head_dim) in head_dims.iter().enumerate() {
         let Some(dtype) = dtypes.next() else { return };
         let rows = sequences.iter().map(|(_, tokens)| tokens).sum::<usize>() + 3;
@@ -258,20 +252,7 @@ pub(super) fn prompts(device: &Device, is_card: bool, seed: u64) {
 fn check_prompts(device: &Device, wide: &AttentionShape, sequences: &[(usize, usize)], seed: u64) {
     let (client, shape) = (client(device), in_e4m3(wide));
     let name = format!("{shape}, window {:?}, seed {seed}", shape.window);
-    let mut positions = Vec::new();
-    for &(start, tokens) in sequences {
-        positions.extend((0..tokens).map(|token| (token == 0).then_some(start)));
-    }
-    positions.resize(shape.rows, None);
-    let mut operands = Operands::random(wide, &positions, seed);
-    let mut row = 0;
-    for &(start, tokens) in sequences {
-        let slot = operands.rows[row].slot as usize;
-        for token in 0..tokens {
-            operands.rows[row + token] = row_at(Some(start + token), slot);
-        }
-        row += tokens;
-    }
+    let mut operands = Operands::of_prompts(wide, sequences, seed);
     let head_dim = shape.cache.head_dim;
     let before = [
         round_cache(&mut operands.keys, head_dim),

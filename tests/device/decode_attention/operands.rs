@@ -78,6 +78,33 @@ impl Operands {
         operands
     }
 
+    /// Draws operands for prompts: the rows of each sequence, which is its first position and its
+    /// number of tokens, then idle rows. The cache has the positions before each sequence's first
+    /// row.
+    pub(super) fn of_prompts(
+        shape: &AttentionShape,
+        sequences: &[(usize, usize)],
+        seed: u64,
+    ) -> Self {
+        // `random` fills the cache before the first row of each sequence. The other rows are idle
+        // until the cache is filled.
+        let mut positions = Vec::new();
+        for &(start, tokens) in sequences {
+            positions.extend((0..tokens).map(|token| (token == 0).then_some(start)));
+        }
+        positions.resize(shape.rows, None);
+        let mut operands = Self::random(shape, &positions, seed);
+        let mut row = 0;
+        for &(start, tokens) in sequences {
+            let slot = operands.rows[row].slot as usize;
+            for token in 0..tokens {
+                operands.rows[row + token] = row_at(Some(start + token), slot);
+            }
+            row += tokens;
+        }
+        operands
+    }
+
     /// Returns a head of q (0), k (1) or v (2) of a row.
     pub(super) fn head(
         &self,

@@ -47,13 +47,7 @@ pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
     } else {
         &[ActivationDtype::F16]
     };
-    let mut dtypes = dtypes
-        .iter()
-        .copied()
-        .filter(|&dtype| computes(device, dtype))
-        .collect::<Vec<_>>()
-        .into_iter()
-        .cycle();
+    let mut dtypes = super::dtypes(device, dtypes);
     for (case, (&head_dim, group)) in head_dims
         .iter()
         .flat_map(|head_dim| [1, 4].map(|group| (head_dim, group)))
@@ -98,22 +92,7 @@ pub(super) fn check_prompts(
     sequences: &[(usize, usize)],
     seed: u64,
 ) {
-    // `Operands::random` fills the cache before the first row of each sequence. The other rows are
-    // idle until the cache is filled.
-    let mut positions = Vec::new();
-    for &(start, tokens) in sequences {
-        positions.extend((0..tokens).map(|token| (token == 0).then_some(start)));
-    }
-    positions.resize(shape.rows, None);
-    let mut operands = Operands::random(shape, &positions, seed);
-    let mut row = 0;
-    for &(start, tokens) in sequences {
-        let slot = operands.rows[row].slot as usize;
-        for token in 0..tokens {
-            operands.rows[row + token] = row_at(Some(start + token), slot);
-        }
-        row += tokens;
-    }
+    let operands = Operands::of_prompts(shape, sequences, seed);
     let kernels: &[PromptKernel] = match flash::takes(
         &marlin_kernels::Target::of(client),
         shape.dtype,

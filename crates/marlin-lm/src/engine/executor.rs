@@ -1,19 +1,16 @@
 //! Runs a model on a device: reads prompts into the KV cache, and runs steps as recorded graphs.
 
+mod ahead;
 mod graph;
 mod prompts;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use burn::tensor::capture;
-use marlin_nn::ahead::{CompiledAhead, PassShape};
-use marlin_nn::kernels::attention::AttentionPass;
 use marlin_nn::{
-    self as decode, CacheFormat, CacheShape, Pages, SequenceState, SequenceStatus, TokenLogprobs,
-    TokenTable,
+    self as decode, CacheFormat, Pages, SequenceState, SequenceStatus, TokenLogprobs, TokenTable,
 };
 
 pub(super) use self::graph::ModelStep;
@@ -54,10 +51,6 @@ const LAST_MIXED_POSITION: usize = 2047;
 /// The number of last rows of prompts in a recorded pass, if it is enough: the most rows that the
 /// kernel of a float head supports.
 const FEW_LAST_ROWS: usize = 32;
-
-/// The free memory of the device, in bytes, below which passes are recorded only when they are
-/// needed. A pass keeps memory for its activations.
-const FREE_TO_RECORD: usize = 1 << 30;
 
 impl ModelExecutor {
     /// Creates an executor with an empty KV cache of `slots` sequences, which share `pages` if
@@ -146,93 +139,6 @@ impl ModelExecutor {
             logprobs: false,
         });
         start.elapsed()
-    }
-
-    /// Implements [`Engine::compile_ahead`](super::Engine::compile_ahead).
-    pub(super) fn compile_ahead(&self, prompt_tokens: usize) -> CompiledAhead {
-        let mut passes = vec![self.pass_shape(AttentionPass::Step, 1, 1)];
-        if self.prompts != PromptRows::Last {
-            let [rows, last_rows] = self.rounded(prompt_tokens.clamp(1, self.chunk(false)), 1);
-            passes.push(self.pass_shape(AttentionPass::Prompt, rows, last_rows));
-        }
-        self.compile(&passes)
-    }
-
-    /// Implements [`BatchEngine::compile_all`](super::BatchEngine::compile_all).
-    pub(super) fn compile_all(&self) -> CompiledAhead {
-        self.compile(&self.all_passes())
-    }
-
-    /// Implements [`BatchEngine::kernel_set`](super::BatchEngine::kernel_set).
-    pub(super) fn kernel_set(&self) -> Option<u64> {
-        if !decode::ahead::is_supported(&self.model.device()) {
-            return None;
-        }
-        let mut hasher = DefaultHasher::new();
-        format!("{:?}", self.all_passes()).hash(&mut hasher);
-        Some(hasher.finish())
-    }
-
-    fn compile(&self, passes: &[PassShape]) -> CompiledAhead {
-        // A recording on another thread would fail if this call allocates.
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        decode::ahead::compile(&self.model.device(), passes)
-    }
-
-    /// Returns the shapes of all [`passes`](Self::passes).
-    fn all_passes(&self) -> Vec<PassShape> {
-        let passes = self.passes().into_iter();
-        let shapes = passes.map(|pass| match pass {
-            Pass::Step { rows, .. } => self.pass_shape(AttentionPass::Step, rows, rows),
-            Pass::Prompts {
-                rows, last_rows, ..
-            } => self.pass_shape(AttentionPass::Prompt, rows, last_rows),
-        });
-        shapes.collect()
-    }
-
-    /// Returns the passes of every number of rows, without log probabilities.
-    fn passes(&self) -> Vec<Pass> {
-        let logprobs = false;
-        let steps = (1..=self.slots.next_power_of_two()).filter(|rows| rows.is_power_of_two());
-        let mut passes: Vec<Pass> = steps.map(|rows| Pass::Step { rows, logprobs }).collect();
-        if self.prompts != PromptRows::Last {
-            let prompts: BTreeSet<[usize; 2]> = (1..=self.chunk(false))
-                .flat_map(|rows| [0, 1, self.slots].map(|ending| self.rounded(rows, ending)))
-                .collect();
-            passes.extend(prompts.into_iter().map(|[rows, last_rows]| Pass::Prompts {
-                rows,
-                last_rows,
-                logprobs,
-            }));
-        }
-        passes
-    }
-
-    /// Implements [`BatchEngine::record_next`](super::BatchEngine::record_next).
-    pub(super) fn record_next(&mut self) -> bool {
-        let free = burn_marlin::device::free_memory(&self.model.device());
-        if !self.runs_ahead() || free.is_none_or(|free| free < FREE_TO_RECORD) {
-            return false;
-        }
-        let mut passes = self.passes().into_iter();
-        let next = passes.find(|pass| !self.graphs.contains_key(pass));
-        if let Some(pass) = next {
-            self.record(pass);
-        }
-        next.is_some()
-    }
-
-    fn pass_shape(&self, pass: AttentionPass, rows: usize, last_rows: usize) -> PassShape {
-        let cache = lock(&self.state).cache.shape();
-        // Kernels depend on the size of a page, but not on the number of pages: those of one
-        // sequence take less memory.
-        let pages = cache.pages.map(|pages| Pages {
-            count: pages.count.min(cache.max_len.div_ceil(pages.size)),
-            ..pages
-        });
-        let cache = CacheShape { pages, ..cache };
-        self.model.pass_shape(pass, rows, last_rows, cache)
     }
 
     /// Implements [`Engine::set_prefill_chunk`](super::Engine::set_prefill_chunk).
