@@ -158,9 +158,9 @@ fn tensors(config: &ModelConfig, weights: Weights) -> Result<Vec<Tensor>, BenchE
                     add(tensor("meta"), Dtype::I16, [rows, 2 * n], Values::Metadata);
                     add(tensor("scale_packed"), Dtype::F16, [k / GROUP, n], scales);
                 }
-                Weights::W8a16 | Weights::W8a16TwoFour => {
+                _ => {
                     return Err(BenchError::Model(
-                        "a folder has no weights of 8 bits".into(),
+                        "a folder has weights of 4-bit integers or of f16".into(),
                     ));
                 }
             }

@@ -146,12 +146,20 @@ fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
     // A weight counts with its bits (with 2:4, half of them and 1 bit of metadata), and with a
     // scale of 2 bytes for each 128 weights, as in the figures published for other kernels. Sparse
     // tensor cores take half the time for the same number of products.
-    let bytes_each = problem.spec().value.bits() as f64 / 8.0;
+    let spec = problem.spec();
+    let bytes_each = spec.value.bits() as f64 / 8.0;
+    // Floats count with the scales of their files.
+    let scale_bytes = match spec.float_format() {
+        Some("mxfp4") => 1.0 / 32.0,
+        Some("nvfp4") => 1.0 / 16.0,
+        Some(_) => 4.0 / k,
+        None => 2.0 / 128.0,
+    };
     let (weight, flops) = match problem.weight.format.sparsity {
         Sparsity::Dense => (bytes_each, 1.0),
         Sparsity::TwoFour => (bytes_each / 2.0 + 0.125, 2.0),
     };
-    let bytes = k * n * (weight + 2.0 / 128.0) + 2.0 * m * (k + n);
+    let bytes = k * n * (weight + scale_bytes) + 2.0 * m * (k + n);
     rates.map(|rates| (bytes / rates.read).max(2.0 * m * k * n / (flops * rates.flops)) * 1e6)
 }
 
@@ -190,6 +198,7 @@ fn report(
         n,
         m,
         bits: spec.value.bits(),
+        value: spec.value.is_float().then(|| spec.value.to_string()),
         group: spec.scales.group.as_i64(),
         zero_points: spec.has_zero_points(),
         act_order: problem.weight.format.permuted,

@@ -83,10 +83,10 @@ struct KernelArgs {
     /// Rows of activations.
     #[arg(long, value_delimiter = ',', default_values_t = shapes::ROWS)]
     m: Vec<usize>,
-    /// Bits of a weight: 4 or 8.
-    #[arg(long, default_value = "4", value_parser = bits)]
+    /// Values of a weight: integers of 4 or 8 bits, e2m1 or e4m3.
+    #[arg(long, default_value = "4", value_parser = value)]
     bits: WeightValue,
-    /// Group size: 32, 64, 128, or -1 for a whole column.
+    /// Group size: 16, 32, 64, 128, or -1 for a whole column.
     #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = group)]
     group: GroupSize,
     /// Use weights with zero points.
@@ -120,8 +120,16 @@ struct ConvertArgs {
 }
 
 #[cfg(feature = "cuda")]
-fn bits(text: &str) -> Result<WeightValue, String> {
-    let bits: i64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+fn value(text: &str) -> Result<WeightValue, String> {
+    if let Some(value) = WeightValue::FLOATS
+        .into_iter()
+        .find(|value| value.to_string() == text)
+    {
+        return Ok(value);
+    }
+    let bits: i64 = text
+        .parse()
+        .map_err(|_| format!("`{text}` is no number and no kind of floats"))?;
     WeightValue::try_from(bits).map_err(|error| error.to_string())
 }
 

@@ -6,7 +6,9 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 use marlin_format::layout::MetadataLayout;
-use marlin_format::{WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors};
+use marlin_format::{
+    WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors, WeightValue,
+};
 use marlin_kernels::{ActivationDtype, WeightBuffers};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -43,6 +45,12 @@ impl Weights {
                 random_metadata(&mut rng, 4 * tensor.elements()),
                 tensor.elements(),
             ),
+            WeightTensor::Qweight if format.spec.value == WeightValue::E4m3 => {
+                let mut codes = random_bytes(4 * tensor.elements());
+                // Without the lowest bit of its exponent, no code is NaN.
+                codes.iter_mut().for_each(|code| *code &= 0xf7);
+                (codes, tensor.elements())
+            }
             _ => (random_bytes(4 * tensor.elements()), tensor.elements()),
         });
         let copies = WEIGHT_BYTES.div_ceil(host.qweight.0.len()).max(1);

@@ -24,6 +24,9 @@ pub struct KernelFigure {
     pub m: usize,
     /// The number of bits of a weight.
     pub bits: usize,
+    /// The kind of the values, if they are floats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
     /// The number of rows of K that share a scale; -1 for all.
     pub group: i64,
     pub zero_points: bool,

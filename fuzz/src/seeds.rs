@@ -4,8 +4,8 @@ use std::fs;
 
 use half::f16;
 use marlin_format::checkpoint::{
-    CheckpointWriter, Dtype, LayerFormat, Marlin24Names, TensorData, TensorSpec,
-    compressed_tensors, gptq,
+    CheckpointWriter, Dtype, Fp4Format, Fp8Config, Fp8Format, LayerFormat, Marlin24Names,
+    TensorData, TensorSpec, compressed_tensors, gptq,
 };
 use marlin_format::layout::PlainLayout;
 use marlin_format::{GroupSize, PlainParts, PlainWeight, Scales, WeightValue};
@@ -34,6 +34,17 @@ pub fn config_seeds() -> Vec<Vec<u8>> {
         r#"{"quantization_config":{"quant_method":"auto-round","bits":4,"group_size":128,"sym":true,"data_type":"int","act_bits":16,
             "packing_format":"auto_round:auto_gptq","block_name_to_quantize":"model.layers,visual","extra_config":{"lm_head":{"bits":8},
             "model.layers.0.mlp.up_proj":{"bits":16,"act_bits":16},".*self_attn.*":{"group_size":32,"sym":false}}}}"#,
+        r#"{"quantization_config":{"quant_method":"compressed-tensors","format":"mixed-precision","config_groups":{"a":{"targets":["Linear"],
+            "format":"float-quantized","input_activations":{"num_bits":8,"type":"float"},"weights":{"num_bits":8,"type":"float",
+            "strategy":"block","block_structure":[128,128]}},"b":{"targets":["re:.*up_proj"],"format":"nvfp4-pack-quantized","weights":
+            {"num_bits":4,"type":"float","strategy":"tensor_group","group_size":16}},"c":{"targets":["re:.*down_proj"],
+            "format":"mxfp4-pack-quantized","weights":{"num_bits":4,"type":"float","strategy":"group","group_size":32}}}}}"#,
+        r#"{"quantization_config":{"quant_method":"fp8","fmt":"e4m3","scale_fmt":"ue8m0","activation_scheme":"dynamic",
+            "weight_block_size":[128,128],"modules_to_not_convert":["lm_head","model.layers.0","mlp.*gate$"]}}"#,
+        r#"{"quantization_config":{"quant_method":"auto-round","bits":4,"group_size":32,"data_type":"mx_fp","act_bits":4,
+            "packing_format":"auto_round:llm_compressor"}}"#,
+        r#"{"quantization":{"quant_algo":"MIXED_PRECISION","quantized_layers":{"model.layers.0.mlp.up_proj":{"quant_algo":"NVFP4",
+            "group_size":16},"lm_head":{"quant_algo":"FP8"}},"exclude_modules":["model.layers.1*","*q_proj"]}}"#,
         r#"{"bits":4,"group_size":128,"desc_act":false,"checkpoint_format":"marlin"}"#,
         r#"{"zero_point":true,"q_group_size":128,"w_bit":4,"version":"GEMM"}"#,
     ]
@@ -102,6 +113,38 @@ fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
                 words(metadata, Dtype::I16, [k / 32, 2 * n], 0x44),
                 scales(scale),
             ])
+        }
+        LayerFormat::Fp8(Fp8Format { config, blocks }) => {
+            let scale = match config {
+                Fp8Config::Fp8 => "weight_scale_inv",
+                _ => "weight_scale",
+            };
+            let shape = match blocks {
+                true => [n.div_ceil(128), groups],
+                false => [n, 1],
+            };
+            Some(vec![
+                words("weight", Dtype::F8_E4M3, [n, k], 0x31),
+                words(scale, Dtype::F32, shape, 0x3c),
+            ])
+        }
+        LayerFormat::Fp4(format) => {
+            let (weight, scales, whole) = match format {
+                Fp4Format::NvFp4Packed => {
+                    ("weight_packed", Dtype::F8_E4M3, Some("weight_global_scale"))
+                }
+                Fp4Format::MxFp4Packed => ("weight_packed", Dtype::U8, None),
+                _ => ("weight", Dtype::F8_E4M3, Some("weight_scale_2")),
+            };
+            let tensors = [
+                words(weight, Dtype::U8, [n, k / 2], 0x31),
+                words("weight_scale", scales, [n, groups], 0x3c),
+            ];
+            let whole = whole.map(|name| TensorData {
+                spec: TensorSpec::new(format!("{LAYER}.{name}"), Dtype::F32, [1]),
+                bytes: 0.5f32.to_le_bytes().to_vec(),
+            });
+            Some(tensors.into_iter().chain(whole).collect())
         }
         _ => None,
     }

@@ -85,6 +85,16 @@ fn widths(group: GroupSize) -> [(QuantSpec, std::ops::Range<f64>); 2] {
     ]
 }
 
+/// Returns the formats of floats, with the range of the error that their rounding causes in a small
+/// model.
+fn floats() -> [(QuantSpec, std::ops::Range<f64>); 3] {
+    [
+        (QuantSpec::fp8(), 1e-3..0.06),
+        (QuantSpec::mxfp4(), 1e-2..0.3),
+        (QuantSpec::nvfp4(), 1e-2..0.25),
+    ]
+}
+
 /// Resets the placeholders of a model whose converted layers all hold a weight.
 pub fn reset<M: Module>(model: M) -> M {
     reset_placeholders(model).unwrap_or_else(|error| panic!("{error}"))

@@ -18,9 +18,6 @@ use marlin_testing::relative_error_of_terms;
 use marlin_tests::{Case, Operands, tolerance};
 use operands::{EPSILON, GemvOperands, plan};
 
-/// The group sizes that the kernel supports.
-const GROUPS: [GroupSize; 3] = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
-
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name != "cuda" {
         return;
@@ -28,7 +25,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     // One test for each width and group, so that several processes can share the compilation.
     for (bits, group) in WeightValue::ALL
         .into_iter()
-        .flat_map(|bits| GROUPS.map(|group| (bits, group)))
+        .flat_map(|bits| bits.groups().iter().map(move |&group| (bits, group)))
+        .filter(|(_, group)| *group != GroupSize::Channel)
     {
         let name = format!("gemv::agrees_with_f64::{bits}::{group}");
         tests.push(on_clusters(device, &name, move |bench| {
@@ -81,14 +79,18 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
         (false, ScaleDtype::BF16),
         (true, ScaleDtype::BF16),
     ];
-    for (zero_points, scale_dtype) in formats {
+    for (zero_points, scale_dtype) in formats
+        .into_iter()
+        .filter(|(zero_points, _)| bits.zero_points().contains(&(*zero_points).into()))
+    {
         let spec = QuantSpec::new(bits, group)
             .with_zero_point(zero_points.into())
             .with_scale_dtype(scale_dtype);
-        for ([k, n], sparsity) in shapes(group)
-            .into_iter()
-            .flat_map(|shape| Sparsity::ALL.map(|sparsity| (shape, sparsity)))
-        {
+        for ([k, n], sparsity) in shapes(group).into_iter().flat_map(|shape| {
+            bits.sparsities()
+                .iter()
+                .map(move |&sparsity| (shape, sparsity))
+        }) {
             let case = Case {
                 m: 1,
                 k,
@@ -127,10 +129,11 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
                 ran += 1;
             }
         }
-        for ([k, n], sparsity) in shapes(group)
-            .into_iter()
-            .flat_map(|shape| Sparsity::ALL.map(|sparsity| (shape, sparsity)))
-        {
+        for ([k, n], sparsity) in shapes(group).into_iter().flat_map(|shape| {
+            bits.sparsities()
+                .iter()
+                .map(move |&sparsity| (shape, sparsity))
+        }) {
             let case = Case {
                 m: 1,
                 k,
@@ -166,7 +169,7 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
         }
         for (n, sparsity) in [128, 640]
             .into_iter()
-            .flat_map(|n| Sparsity::ALL.map(|sparsity| (n, sparsity)))
+            .flat_map(|n| bits.sparsities().iter().map(move |&sparsity| (n, sparsity)))
         {
             let case = Case {
                 m: 1,
@@ -209,6 +212,7 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
         (GroupSize::G32, WeightValue::Int4) => [3 + 2, 4 + 2],
         (GroupSize::G32, WeightValue::Int8) => [4 + 2, 3 + 2],
         (GroupSize::G64, WeightValue::Int4) => [4 + 4, 3 + 4],
+        (_, WeightValue::E2m1 | WeightValue::E4m3) => [2; 2],
         _ => [4 + 4; 2],
     };
     assert_eq!(
@@ -224,11 +228,16 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
 }
 
 fn repeats(bench: &Bench, seed: u64) {
-    for (bits, sparsity) in WeightValue::ALL
-        .into_iter()
-        .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
-    {
-        let spec = QuantSpec::new(bits, GroupSize::G128);
+    for (bits, sparsity) in WeightValue::ALL.into_iter().flat_map(|bits| {
+        bits.sparsities()
+            .iter()
+            .map(move |&sparsity| (bits, sparsity))
+    }) {
+        let group = match bits {
+            WeightValue::E2m1 => GroupSize::G16,
+            _ => GroupSize::G128,
+        };
+        let spec = QuantSpec::new(bits, group);
         let case = Case {
             m: 1,
             k: 8192,

@@ -22,7 +22,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     // compilation.
     for (bits, group) in WeightValue::ALL
         .into_iter()
-        .flat_map(|bits| GroupSize::ALL.map(|group| (bits, group)))
+        .flat_map(|bits| bits.groups().iter().map(move |&group| (bits, group)))
     {
         for dtype in [ActivationDtype::F16, ActivationDtype::BF16] {
             let name = format!("marlin::every_tile_agrees_with_f64::{bits}::{group}::{dtype}");
@@ -88,6 +88,25 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     );
 }
 
+/// Returns every kind of values with every sparsity that it can have.
+fn values_and_sparsities() -> impl Iterator<Item = (WeightValue, Sparsity)> {
+    WeightValue::ALL.into_iter().flat_map(|value| {
+        let sparsities = value.sparsities().iter();
+        sparsities.map(move |&sparsity| (value, sparsity))
+    })
+}
+
+/// Returns the group size `wanted`, or the smallest that a kind of values can have.
+fn group_of(value: WeightValue, wanted: GroupSize) -> GroupSize {
+    let groups = value.groups();
+    let smallest = groups.last().copied().unwrap_or(wanted);
+    groups
+        .iter()
+        .copied()
+        .find(|&group| group == wanted)
+        .unwrap_or(smallest)
+}
+
 fn takes(case: &Case) -> bool {
     case.activations != ActivationDtype::F32 && case.problem().scales == case.activations
 }
@@ -119,7 +138,7 @@ fn every_tile(
 
 /// The formats tested with split columns: the scale is applied to the weights, to the sum of each
 /// group, or to the output.
-const SPLIT: [(WeightValue, GroupSize, bool, ScaleDtype); 5] = [
+const SPLIT: [(WeightValue, GroupSize, bool, ScaleDtype); 9] = [
     (WeightValue::Int4, GroupSize::G128, false, ScaleDtype::F16),
     (WeightValue::Int4, GroupSize::G32, true, ScaleDtype::BF16),
     (
@@ -130,6 +149,15 @@ const SPLIT: [(WeightValue, GroupSize, bool, ScaleDtype); 5] = [
     ),
     (WeightValue::Int8, GroupSize::G128, false, ScaleDtype::F16),
     (WeightValue::Int8, GroupSize::G32, true, ScaleDtype::BF16),
+    (WeightValue::E2m1, GroupSize::G16, false, ScaleDtype::F16),
+    (WeightValue::E2m1, GroupSize::G32, false, ScaleDtype::BF16),
+    (
+        WeightValue::E4m3,
+        GroupSize::Channel,
+        false,
+        ScaleDtype::F16,
+    ),
+    (WeightValue::E4m3, GroupSize::G128, false, ScaleDtype::BF16),
 ];
 
 /// Returns the launch with `blocks` blocks. A launch on clusters is returned unchanged, because its
@@ -147,10 +175,12 @@ fn with_blocks(launch: Launch, blocks: usize) -> Launch {
 fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     let bench = Bench::new(device);
     // The second K has an odd number of chunks, and a last group of 24 rows.
-    for (k, sparsity) in [4096, 4120]
-        .into_iter()
-        .flat_map(|k| Sparsity::ALL.map(|sparsity| (k, sparsity)))
-    {
+    for (k, sparsity) in [4096, 4120].into_iter().flat_map(|k| {
+        spec.value
+            .sparsities()
+            .iter()
+            .map(move |&sparsity| (k, sparsity))
+    }) {
         let case = Case {
             m,
             k,
@@ -205,11 +235,8 @@ fn clusters_fit(device: &Device) {
 fn waves(device: &Device, seed: u64) {
     let bench = Bench::new(device);
     let mut ran = 0;
-    for (bits, sparsity) in WeightValue::ALL
-        .into_iter()
-        .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
-    {
-        let spec = QuantSpec::new(bits, GroupSize::G64);
+    for (bits, sparsity) in values_and_sparsities() {
+        let spec = QuantSpec::new(bits, group_of(bits, GroupSize::G64));
         let case = Case {
             m: 1300,
             k: 320,
@@ -241,10 +268,12 @@ fn waves(device: &Device, seed: u64) {
 fn swiglu(device: &Device, spec: QuantSpec, seed: u64) {
     let bench = Bench::new(device);
     let mut ran = 0;
-    for (m, sparsity) in [1, 7, 9, 17, 33, 65, 129, 700]
-        .into_iter()
-        .flat_map(|m| Sparsity::ALL.map(|sparsity| (m, sparsity)))
-    {
+    for (m, sparsity) in [1, 7, 9, 17, 33, 65, 129, 700].into_iter().flat_map(|m| {
+        spec.value
+            .sparsities()
+            .iter()
+            .map(move |&sparsity| (m, sparsity))
+    }) {
         let (k, n) = if m > 600 { (328, 1280) } else { (2072, 768) };
         let case = Case {
             m,
@@ -270,11 +299,8 @@ fn swiglu(device: &Device, spec: QuantSpec, seed: u64) {
 /// it.
 fn large_sums(device: &Device, seed: u64) {
     let bench = Bench::new(device);
-    for (bits, sparsity) in WeightValue::ALL
-        .into_iter()
-        .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
-    {
-        let spec = QuantSpec::new(bits, GroupSize::G128);
+    for (bits, sparsity) in values_and_sparsities() {
+        let spec = QuantSpec::new(bits, group_of(bits, GroupSize::G128));
         let case = Case {
             m: 16,
             k: 16384,
@@ -285,15 +311,13 @@ fn large_sums(device: &Device, seed: u64) {
             sparsity,
         };
         let mut operands = Operands::random(&case, seed);
-        // Weights of 8 bits are up to 17 times as large.
-        let (half, size) = (
-            case.k / 2,
-            if bits == WeightValue::Int4 {
-                1800.0
-            } else {
-                106.0
-            },
-        );
+        // Weights are up to 17 times as large with 8-bit integers, and 56 times with e4m3.
+        let size = match bits {
+            WeightValue::Int4 | WeightValue::E2m1 => 1800.0,
+            WeightValue::Int8 => 106.0,
+            WeightValue::E4m3 => 30.0,
+        };
+        let half = case.k / 2;
         for row in operands.x.chunks_mut(case.k) {
             for k in 0..half {
                 row[half + k] = -size;
@@ -310,11 +334,8 @@ fn large_sums(device: &Device, seed: u64) {
 /// Checks that the planned tile gives the same bits in 1000 runs, and each other tile in 50.
 fn repeats(device: &Device, m: usize, seed: u64) {
     let bench = Bench::new(device);
-    for (bits, sparsity) in WeightValue::ALL
-        .into_iter()
-        .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
-    {
-        let spec = QuantSpec::new(bits, GroupSize::G128);
+    for (bits, sparsity) in values_and_sparsities() {
+        let spec = QuantSpec::new(bits, group_of(bits, GroupSize::G128));
         let case = Case {
             m,
             k: 8192,

@@ -4,7 +4,7 @@
 use crate::Card;
 use crate::rules;
 use crate::toolchain::Compiled;
-use marlin_format::{GroupSize, Sparsity, WeightValue};
+use marlin_format::{GroupSize, WeightValue};
 use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
 use marlin_kernels::inspect::{KernelSource, shared_limit};
 use marlin_kernels::matmul::{gemv, lm_head};
@@ -242,7 +242,7 @@ fn gemv(card: Card) -> Vec<(String, Subject)> {
     if card.capability < 90 {
         return subjects;
     }
-    for group in [GroupSize::G32, GroupSize::G64, GroupSize::G128] {
+    for group in GroupSize::ALL {
         for (blocks, zero_points, bf16) in [
             (1, false, false),
             (2, true, false),
@@ -251,7 +251,9 @@ fn gemv(card: Card) -> Vec<(String, Subject)> {
         ] {
             for (bits, sparsity) in WeightValue::ALL
                 .into_iter()
-                .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
+                .filter(|bits| bits.groups().contains(&group))
+                .filter(|bits| bits.zero_points().contains(&zero_points.into()))
+                .flat_map(|bits| bits.sparsities().iter().map(move |&of| (bits, of)))
             {
                 let operations = [
                     (Prologue::None, Epilogue::None),

@@ -215,6 +215,15 @@ impl Code {
         self.instructions.iter().filter(matches).count()
     }
 
+    /// Returns the number of LOP3 instructions that have `constant` as an operand.
+    pub fn count_logic_with(&self, constant: &str) -> usize {
+        let matches = |instruction: &&Instruction| {
+            let mut operands = instruction.operands.split(',').map(str::trim);
+            instruction.opcode == "LOP3.LUT" && operands.any(|operand| operand == constant)
+        };
+        self.instructions.iter().filter(matches).count()
+    }
+
     /// Returns the number of LOP3 instructions that have `constant` as an operand and whose truth
     /// table is a mask and an or: `(a & b) | c`, in any order of operands.
     pub fn count_mask_or(&self, constant: &str) -> usize {

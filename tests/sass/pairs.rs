@@ -6,6 +6,7 @@
 //! product.
 
 use libtest_mimic::Trial;
+use marlin_format::{GroupSize, WeightValue};
 use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::Config;
 use std::collections::BTreeSet;
@@ -16,16 +17,20 @@ const FACTORS: usize = 6;
 /// Returns the values of a configuration, each as a number. Sparsity is not among them, as it
 /// belongs to the tile.
 fn values(config: &Config) -> [usize; FACTORS] {
-    let group = marlin_format::GroupSize::ALL
+    let group = GroupSize::ALL
         .iter()
         .position(|group| *group == config.group)
+        .unwrap_or_default();
+    let value = WeightValue::ALL
+        .iter()
+        .position(|value| *value == config.value)
         .unwrap_or_default();
     [
         group,
         usize::from(config.zero_points),
         usize::from(config.bf16),
         usize::from(config.is_gated()),
-        config.value.bits(),
+        value,
         config.tile.cluster,
     ]
 }

@@ -30,7 +30,8 @@ pub struct Counts {
     pub logic: usize,
     /// The number of pairs of weights that are converted to floats. A pair of 4 bits takes a
     /// `lop3`: a mask and an or, or only a mask if weights are multiplied as f16 in their stored
-    /// form. A pair of 8 bits takes one `prmt`, or two for bf16.
+    /// form. A pair of 8 bits takes one `prmt`, or two for bf16. A pair of floats takes a mask, or a
+    /// mask and an or.
     pub pairs: usize,
 }
 
@@ -60,6 +61,14 @@ impl Counts {
         } else {
             "0x64006400"
         };
+        // The masks of the exponents and mantissas of two floats, which are or-ed to their signs, and
+        // of floats that are as f16 has them.
+        let (magnitude, in_place) = match (config.value, config.bf16) {
+            (WeightValue::E4m3, true) => ("0x7f007f0", "none"),
+            (WeightValue::E4m3, false) => ("0x3f803f80", "0xbf80bf80"),
+            (_, true) => ("0x1c001c0", "none"),
+            (_, false) => ("0xe000e00", "0x8e008e00"),
+        };
         Self {
             copies: if config.tile.is_wgmma() {
                 code.count("UBLKCP", &[])
@@ -80,6 +89,9 @@ impl Counts {
                     code.count_mask()
                 }
                 WeightValue::Int4 => code.count_mask_or(magic),
+                WeightValue::E2m1 | WeightValue::E4m3 => {
+                    code.count_mask_or(magnitude) + code.count_logic_with(in_place)
+                }
             },
         }
     }

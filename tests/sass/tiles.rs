@@ -2,7 +2,7 @@
 
 use crate::{Card, records};
 use libtest_mimic::{Failed, Trial};
-use marlin_format::{GroupSize, Sparsity, WeightValue};
+use marlin_format::{WeightValue, ZeroPoint};
 use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::{Config, Tile, configs};
 use serde_json::Value;
@@ -89,6 +89,10 @@ pub fn recorded(card: Card) -> Result<Vec<Config>, String> {
 fn is_of(row: &Value, config: &Config) -> bool {
     !config.is_gated()
         && row["bits"] == config.value.bits()
+        && match row["value"].as_str() {
+            Some(value) => value == config.value.to_string(),
+            None => !config.value.is_float(),
+        }
         && row["group"] == config.group.as_i64()
         && row["zero_points"] == config.zero_points
         && row["dtype"] == config.dtype().name()
@@ -105,13 +109,16 @@ pub fn every_format(card: Card) -> Trial {
             let configs = configs(card.capability, limit);
             let values = WeightValue::ALL
                 .into_iter()
-                .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
-            for (bits, sparsity, group) in values
-                .flat_map(|(bits, sparsity)| GroupSize::ALL.map(|group| (bits, sparsity, group)))
-            {
-                for (zero_points, bf16) in
-                    [(false, false), (false, true), (true, false), (true, true)]
+                .flat_map(|bits| bits.sparsities().iter().map(move |&of| (bits, of)));
+            for (bits, sparsity, group) in values.flat_map(|(bits, sparsity)| {
+                bits.groups().iter().map(move |&of| (bits, sparsity, of))
+            }) {
+                for (zero_point, bf16) in bits
+                    .zero_points()
+                    .iter()
+                    .flat_map(|&zero_point| [(zero_point, false), (zero_point, true)])
                 {
+                    let zero_points = zero_point == ZeroPoint::Integer;
                     let is_there = |config: &Config| {
                         let Config {
                             tile,

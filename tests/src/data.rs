@@ -2,7 +2,7 @@ use half::{bf16, f16};
 use marlin_format::layout::{MetadataLayout, PlainLayout};
 use marlin_format::{
     FormatError, PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, WeightDescriptor,
-    WeightFormat, WeightTensors,
+    WeightFormat, WeightTensors, WeightValue,
 };
 use marlin_kernels::{ActivationDtype, QuantProblem};
 use rand::rngs::StdRng;
@@ -99,7 +99,16 @@ impl Operands {
         };
         let groups = spec.scales.group.count(k);
         let max = spec.value.max();
-        let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
+        let mut code = || {
+            let code = rng.random_range(0..=max);
+            // NaN is no weight.
+            if spec.value.is_nan(code) {
+                code - 1
+            } else {
+                code
+            }
+        };
+        let q: Vec<u8> = (0..k * n).map(|_| code()).collect();
         let layout = PlainLayout::new(sparsity.stored_rows(k), n, spec.value);
         let qweight = layout.pack_with(|row, column| q[row * n + column]);
         let metadata = (sparsity == Sparsity::TwoFour).then(|| random_metadata(&mut rng, k, n));
@@ -239,6 +248,27 @@ fn random_metadata(rng: &mut StdRng, k: usize, n: usize) -> Vec<u32> {
     metadata
 }
 
+/// Returns the number of a code: an integer, or the float whose bits are a sign, an exponent and a
+/// mantissa (OCP Microscaling Formats 1.0, section 5.3; OCP 8-bit Floating Point 1.0, section 5.2).
+fn number(value: WeightValue, code: u8) -> f64 {
+    let (exponent_bits, mantissa_bits, bias) = match value {
+        WeightValue::Int4 | WeightValue::Int8 => return f64::from(code),
+        WeightValue::E2m1 => (2, 1, 1),
+        WeightValue::E4m3 => (4, 3, 7),
+    };
+    let exponent = i32::from(code >> mantissa_bits & ((1 << exponent_bits) - 1));
+    let mantissa = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
+    let magnitude = match exponent {
+        0 => mantissa * 2f64.powi(1 - bias),
+        _ => (1.0 + mantissa) * 2f64.powi(exponent - bias),
+    };
+    if code >> (exponent_bits + mantissa_bits) == 0 {
+        magnitude
+    } else {
+        -magnitude
+    }
+}
+
 /// Computes x W + bias in f64 and the magnitudes from the definition of the format, without the
 /// code under test.
 fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f64>, Vec<f64>) {
@@ -255,8 +285,9 @@ fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f6
             let zero = weight
                 .zero_points()
                 .map_or(weight.spec().value.midpoint(), |zeros| zeros[group]);
-            let q = f64::from(weight.q(stored, column)) - f64::from(zero);
-            dense[natural * n + column] = q * f64::from(weight.scales().get(group));
+            let code = weight.q(stored, column);
+            let number = number(weight.spec().value, code) - f64::from(zero);
+            dense[natural * n + column] = number * f64::from(weight.scales().get(group));
         }
     }
     let (mut out, mut magnitude) = (Vec::with_capacity(m * n), Vec::with_capacity(m * n));

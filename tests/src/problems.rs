@@ -21,6 +21,8 @@ pub fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     shapes.extend_from_slice(match group {
         GroupSize::Channel => &[[1, 1], [7, 9], [9, 7], [15, 17], [129, 33]],
         // The last shape has one group, which the tile layout pads to two.
+        // The second K ends within a group, the third within a step of 16 rows of padding.
+        GroupSize::G16 => &[[344, 40], [24, 9], [1000, 8]],
         GroupSize::G32 => &[[344, 40], [33, 9], [32, 344]],
         GroupSize::G64 => &[[72, 65], [1000, 8]],
         // The first K ends in the second half of the last group, the second K after the first half
@@ -35,11 +37,17 @@ pub fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut rows = ROWS.iter().copied().filter(|&m| m <= 129).cycle();
-    let bits_and_groups = WeightValue::ALL
-        .into_iter()
-        .flat_map(|bits| GroupSize::ALL.map(|group| QuantSpec::new(bits, group)));
-    for symmetric in bits_and_groups {
-        for spec in [symmetric, symmetric.with_zero_points()] {
+    let values_and_groups = WeightValue::ALL.into_iter().flat_map(|value| {
+        let groups = value.groups().iter();
+        groups.map(move |&group| QuantSpec::new(value, group))
+    });
+    for symmetric in values_and_groups {
+        let value = symmetric.value;
+        for spec in value
+            .zero_points()
+            .iter()
+            .map(|&zero_point| symmetric.with_zero_point(zero_point))
+        {
             for (activations, scales) in [
                 (ActivationDtype::F32, ScaleDtype::F16),
                 (ActivationDtype::F16, ScaleDtype::F16),
@@ -52,7 +60,8 @@ pub fn cases() -> Vec<Case> {
                         (true, Sparsity::Dense),
                         (false, Sparsity::TwoFour),
                     ] {
-                        if sparsity == Sparsity::Dense || k.is_multiple_of(4) {
+                        let is_there = value.sparsities().contains(&sparsity);
+                        if is_there && (sparsity == Sparsity::Dense || k.is_multiple_of(4)) {
                             let m = rows.next().unwrap_or(1);
                             cases.push(Case {
                                 m,
@@ -83,11 +92,17 @@ pub fn cases() -> Vec<Case> {
             QuantSpec::int4(GroupSize::G128),
             QuantSpec::int8(GroupSize::G128),
         );
+        let [e2m1, e4m3] = [
+            QuantSpec::new(WeightValue::E2m1, GroupSize::G16),
+            QuantSpec::new(WeightValue::E4m3, GroupSize::Channel),
+        ];
         cases.extend(
             [
                 (int4, Sparsity::Dense),
                 (int8, Sparsity::Dense),
                 (int4, Sparsity::TwoFour),
+                (e2m1, Sparsity::Dense),
+                (e4m3, Sparsity::Dense),
             ]
             .map(case),
         );
@@ -98,6 +113,8 @@ pub fn cases() -> Vec<Case> {
         for spec in [
             QuantSpec::int4(GroupSize::G32).with_zero_points(),
             QuantSpec::int8(GroupSize::Channel),
+            QuantSpec::fp8(),
+            QuantSpec::nvfp4(),
         ] {
             let spec = spec.with_scale_dtype(ScaleDtype::F32);
             cases.extend([1, 9].map(|m| Case {

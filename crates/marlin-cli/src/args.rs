@@ -13,9 +13,9 @@ pub use self::serve::ServeArgs;
 use crate::advise::cards::CardSpec;
 use crate::device::DeviceName;
 use crate::plot::PlotFile;
-use clap::builder::{PathBufValueParser, TypedValueParser};
+use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use marlin_format::{GroupSize, WeightValue};
+use marlin_format::{GroupSize, QuantSpec, WeightValue};
 use marlin_lm::{MAX_SEQUENCES, OpenOptions, Override, SampleOptions};
 use std::error::Error;
 use std::path::PathBuf;
@@ -199,6 +199,16 @@ pub struct QuantizeArgs {
     /// Rows of K that share a scale: g32, g64, g128 or channel.
     #[arg(long, default_value = "g128")]
     pub group: GroupSize,
+    /// Quantise to floats, in place of integers of --bits in groups of --group: fp8 (e4m3, a scale
+    /// for each output channel), mxfp4 (e2m1, groups of 32, scales that are powers of two) or nvfp4
+    /// (e2m1, groups of 16).
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_parser = PossibleValuesParser::new(QuantSpec::FLOAT_FORMATS.map(|(name, _)| name)),
+        conflicts_with_all = ["bits", "group", "scales", "zero_points", "sparse24"]
+    )]
+    pub format_values: Option<String>,
     /// Dtype of the scales; use bf16 or f32 for weights that are too large or too small for f16
     /// scales.
     #[arg(long, value_enum, default_value = "f16")]
@@ -254,7 +264,7 @@ pub struct QuantizeArgs {
     #[arg(long)]
     pub exclude: Vec<String>,
     /// Layers to quantise differently: a pattern as for --exclude; then `bits:8`, `group:g32`, both
-    /// with a comma between, or `skip`. May be given several times; the first pattern that matches
+    /// with a comma between, a format of --format-values, or `skip`. May be given several times; the first pattern that matches
     /// a layer applies.
     #[arg(long = "override", value_name = "PATTERN=SETTINGS", value_parser = override_of)]
     pub overrides: Vec<(String, Override)>,

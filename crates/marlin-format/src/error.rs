@@ -14,16 +14,62 @@ pub enum FormatError {
         /// The number found.
         found: i64,
     },
+    /// A text that does not name a kind of floats.
+    #[error("`{found}` is not a kind of values; use 4, 8, \"e2m1\" or \"e4m3\"")]
+    ValueName {
+        /// The text found.
+        found: String,
+    },
+    /// A group size that no kernel of this project supports for this kind of values.
+    #[error(
+        "{value} values in groups of {} are not supported; use {}", group_name(*.group), group_names(value.groups())
+    )]
+    ValueGroup {
+        /// The kind of values.
+        value: WeightValue,
+        /// The group size found.
+        group: GroupSize,
+    },
+    /// Zero points beside floats.
+    #[error("{value} values have no zero points; use a symmetric spec")]
+    FloatZeroPoints {
+        /// The kind of values.
+        value: WeightValue,
+    },
+    /// A 2:4 weight of floats.
+    #[error("a 2:4 weight of {value} values is not supported; keep this weight dense")]
+    SparseFloats {
+        /// The kind of values.
+        value: WeightValue,
+    },
+    /// Floats in a file format of integers.
+    #[error("{format} files hold integers, this weight is {value}; write it as compressed-tensors")]
+    IntegerFormat {
+        /// The file format.
+        format: &'static str,
+        /// The kind of values.
+        value: WeightValue,
+    },
+    /// A value whose code is NaN.
+    #[error("the {value} value at row {row}, column {column} is NaN; weights must be finite")]
+    NanValue {
+        /// The kind of values.
+        value: WeightValue,
+        /// The stored row.
+        row: usize,
+        /// The index of the output feature.
+        column: usize,
+    },
     /// A group size that no kernel of this project supports.
     #[error(
-        "group size {found} is not supported; use -1 (one group per output channel), 32, 64 or 128"
+        "group size {found} is not supported; use -1 (one group per output channel), 16, 32, 64 or 128"
     )]
     GroupSize {
         /// The number found.
         found: i64,
     },
     /// A text that does not name a group size.
-    #[error("`{found}` is not a group size; use channel, g32, g64 or g128")]
+    #[error("`{found}` is not a group size; use channel, g16, g32, g64 or g128")]
     GroupSizeName {
         /// The text found.
         found: String,
@@ -143,7 +189,7 @@ pub enum FormatError {
     },
     /// A spec that the published 2:4 file format does not support.
     #[error(
-        "`marlin-24` files hold symmetric weights in groups of 128 rows or one a channel, this one is {found}; choose such a spec, or another format"
+        "`marlin-24` files hold symmetric integers in groups of 128 rows or one a channel, this one is {found}; choose such a spec, or another format"
     )]
     Marlin24Spec {
         /// The spec found.
@@ -290,6 +336,19 @@ pub enum FormatError {
         /// The number of output features (N) of the weight.
         found_n: usize,
     },
+}
+
+/// Returns a group size as a number of rows, or in words for one group over all of K.
+fn group_name(group: GroupSize) -> String {
+    match group {
+        GroupSize::Channel => "all rows".into(),
+        rows => rows.as_i64().to_string(),
+    }
+}
+
+fn group_names(groups: &[GroupSize]) -> String {
+    let names: Vec<_> = groups.iter().copied().map(group_name).collect();
+    names.join(" or ")
 }
 
 fn overflow_hint(dtype: ScaleDtype) -> &'static str {

@@ -13,13 +13,14 @@ use crate::{HubError, HubProgress};
 const CONFIG: &str = "config.json";
 
 /// The files beside the weights that are read, or that a quantised copy takes over.
-const FILES: [&str; 14] = [
+const FILES: [&str; 15] = [
     CONFIG,
     "adapter_config.json",
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "merges.txt",
     "quant_config.json",
     "quantize_config.json",

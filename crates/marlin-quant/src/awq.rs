@@ -1,7 +1,7 @@
 //! The scales of AWQ (arXiv 2306.00978).
 
 use crate::gptq::FEWEST_TOKENS;
-use crate::grid::{Grid, expect_weight, range};
+use crate::grid::{Grid, GroupFormat, expect_weight, range};
 use crate::hessian::read;
 use crate::product::product;
 use crate::{HessianSums, QuantError};
@@ -108,14 +108,16 @@ fn errors(weight: &[f32], n: usize, scales: &[f32], spec: &QuantSpec) -> Vec<f32
     let rows = spec.scales.group.rows(scales.len());
     let mut errors = weight.to_vec();
     errors
+        .par_chunks_mut(n)
+        .zip(scales)
+        .for_each(|(row, scale)| row.iter_mut().for_each(|value| *value *= scale));
+    let format = GroupFormat::of(&errors, spec);
+    errors
         .par_chunks_mut(rows * n)
         .zip(scales.par_chunks(rows))
         .for_each(|(group, scales)| {
-            for (row, scale) in group.chunks_exact_mut(n).zip(scales) {
-                row.iter_mut().for_each(|value| *value *= scale);
-            }
             let grids: Vec<Grid> = (0..n)
-                .map(|column| Grid::new(range(group[column..].iter().step_by(n).copied()), spec))
+                .map(|column| Grid::new(range(group[column..].iter().step_by(n).copied()), &format))
                 .collect();
             for (row, scale) in group.chunks_exact_mut(n).zip(scales) {
                 row.iter_mut()

@@ -1,7 +1,7 @@
 //! Rounding to nearest, with a search for the range of each group.
 
 use crate::QuantError;
-use crate::grid::{Grid, expect_weight, in_form, range};
+use crate::grid::{Grid, GroupFormat, expect_weight, in_form, range};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, prune_two_four};
 use rayon::prelude::*;
@@ -22,12 +22,14 @@ pub fn round_with_clipping(
     sparsity: Sparsity,
 ) -> Result<PlainWeight, QuantError> {
     expect_weight(weight, k, n)?;
+    spec.check()?;
     let mut pruned = Cow::Borrowed(weight);
     if sparsity == Sparsity::TwoFour {
         prune_two_four(pruned.to_mut(), k, n)?;
     }
     let weight = &*pruned;
     let rows = spec.scales.group.rows(k);
+    let format = GroupFormat::of(weight, spec);
     let grids: Vec<Grid> = (0..spec.scales.group.count(k) * n)
         .into_par_iter()
         .map(|index| {
@@ -41,7 +43,7 @@ pub fn round_with_clipping(
                     .copied()
             };
             let range = range(values());
-            let whole = Grid::candidate(range, 0, spec);
+            let whole = Grid::candidate(range, 0, &format);
             whole.check(group * rows, column, spec)?;
             let error = |grid: &Grid| {
                 values()
@@ -49,7 +51,7 @@ pub fn round_with_clipping(
                     .sum::<f64>()
             };
             let (best, _) = (1..Grid::candidates(spec))
-                .map(|index| Grid::candidate(range, index, spec))
+                .map(|index| Grid::candidate(range, index, &format))
                 .map(|grid| (grid, error(&grid)))
                 .fold((whole, error(&whole)), |best, found| {
                     if found.1 < best.1 { found } else { best }

@@ -73,6 +73,9 @@ pub(crate) const SPECS: [QuantSpec; 5] = [
     QuantSpec::int8(GroupSize::G128).with_zero_points(),
 ];
 
+/// The formats of floats.
+const FLOATS: [QuantSpec; 3] = [QuantSpec::fp8(), QuantSpec::mxfp4(), QuantSpec::nvfp4()];
+
 #[test]
 fn the_loss_is_that_of_the_outputs() {
     let mut rng = rng();
@@ -94,7 +97,7 @@ fn the_loss_is_that_of_the_outputs() {
 #[test]
 fn outputs_are_nearer_than_those_of_rounding() {
     let mut rng = rng();
-    for spec in SPECS {
+    for spec in SPECS.into_iter().chain(FLOATS) {
         let (k, n) = (256, 48);
         let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
         let error = |quantized: &PlainWeight| output_error(&weight, quantized, &hessian);
@@ -137,7 +140,7 @@ fn outputs_are_nearer_than_those_of_rounding() {
 #[test]
 fn clipping_leaves_no_larger_error_than_the_whole_range() {
     let mut rng = rng();
-    for spec in SPECS {
+    for spec in SPECS.into_iter().chain(FLOATS) {
         let (k, n) = (200, 17);
         let mut weight = random(k * n, &mut rng);
         // Outliers, for which clipping is intended.

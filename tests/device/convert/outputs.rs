@@ -1,7 +1,7 @@
 //! The outputs of converted models, compared with those of the dequantised model and of the float
 //! model.
 
-use super::{SAME_WEIGHTS, cast, close, convert, convert_to, dense, on_flex, widths};
+use super::{SAME_WEIGHTS, cast, close, convert, convert_to, dense, floats, on_flex, widths};
 use crate::layer::values;
 use crate::models::Mlp;
 use crate::setup::computes;
@@ -25,6 +25,7 @@ fn fuses(device: &Device) -> bool {
 pub(super) fn mlp_equals_layers(device: &Device) {
     for ((spec, rounding), bias) in widths(GroupSize::G32)
         .into_iter()
+        .chain(floats())
         .flat_map(|width| [true, false].map(|bias| (width.clone(), bias)))
     {
         let float = Mlp::new([128, 96, 64], LinearLayout::Row, bias, device);

@@ -16,9 +16,9 @@ def scheme(targets, bits, group, symmetric, actorder=None) -> QuantizationScheme
     return QuantizationScheme(targets=targets, weights=args, format="pack-quantized")
 
 
-def config_json(schemes, ignore) -> dict:
+def config_json(schemes, ignore, format="pack-quantized") -> dict:
     """As `ModelCompressor.update_config` puts it together."""
-    config = QuantizationConfig(config_groups={f"group_{i}": s for i, s in enumerate(schemes)}, format="pack-quantized",
+    config = QuantizationConfig(config_groups={f"group_{i}": s for i, s in enumerate(schemes)}, format=format,
                                 quantization_status=QuantizationStatus.COMPRESSED, ignore=ignore)
     fields = config.model_dump(exclude=["quant_method"], mode="json")
     return {"version": compressed_tensors.__version__, "quant_method": "compressed-tensors", "sparsity_config": {}, "transform_config": {}, **fields}

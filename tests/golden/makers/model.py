@@ -57,6 +57,28 @@ def codes(n, k, bits, group, *, name, symmetric=True, lowest_zero=0, order=None,
     return Codes(bits, group, q, scales, zeros, g_idx)
 
 
+def e4m3(n, k, *, name) -> torch.Tensor:
+    """Random values of 8 bits: every code except for the two of NaN, `[N, K]` in `float8_e4m3fn`."""
+    codes = torch.randint(0, 254, (n, k), generator=generator(name, n, k, "e4m3"))
+    return (codes + (codes >= 0x7F)).to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+def e2m1(n, k, *, name) -> torch.Tensor:
+    """Random values of 4 bits: every number, `[N, K]` in f32. The zeros are positive: not every packer writes negative ones."""
+    numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = torch.randint(0, 16, (n, k), generator=generator(name, n, k, "e2m1"))
+    return numbers[codes % 8] * torch.where(codes < 8, 1.0, -1.0) + 0.0  # -0.0 + 0.0 is 0.0
+
+
+def float_scales(shape, k, spread, *, name) -> torch.Tensor:
+    """Random scales in f32, for values with the standard deviation `spread`."""
+    return (0.5 + torch.rand(shape, generator=generator(name, *shape, "scales"))) / (spread * k**0.5)
+
+
+# The standard deviations of the values of `e4m3` and `e2m1`.
+E4M3_SPREAD, E2M1_SPREAD = 130.0, 2.93
+
+
 class Tiny:
     """A Llama of one layer, its sizes, and its weights in f32 as far as nothing else is said of them."""
 
@@ -104,8 +126,8 @@ def logits_of(model_class, config, tensors) -> tuple[torch.Tensor, torch.Tensor]
         return ids, model(ids).logits.float()
 
 
-def write(name, config, tensors, *, packer, weights=None, formats=None, dequantized_in=None, quantization=None, quantize_config=None, shards=1,
-          file="model.safetensors", model_class=LlamaForCausalLM, reference=None, config_edit=None, note=None):
+def write(name, config, tensors, *, packer, weights=None, formats=None, dequantized_in=None, quantization=None, quantize_config=None,
+          quantize_file="quantize_config.json", shards=1, file="model.safetensors", model_class=LlamaForCausalLM, reference=None, config_edit=None, note=None):
     """Writes `tests/golden/{name}` and its entry of the index.
 
     `tensors`: what the file holds. `weights`: by layer, the packer's own dequantisation `[N, K]` in the dtype it computes in.
@@ -118,8 +140,8 @@ def write(name, config, tensors, *, packer, weights=None, formats=None, dequanti
         reference |= {f"{layer}.weight": weight.float() for layer, weight in (weights or {}).items()}
     ids, logits = logits_of(model_class, config, reference)
     write_folder(name, config, tensors, {"input_ids": ids, "logits": logits}, packer=packer, weights=weights or {}, formats=formats or {},
-                 dequantized_in=dequantized_in, quantization=quantization, quantize_config=quantize_config, shards=shards, file=file,
-                 model_class=model_class, config_edit=config_edit, note=note)
+                 dequantized_in=dequantized_in, quantization=quantization, quantize_config=quantize_config, quantize_file=quantize_file,
+                 shards=shards, file=file, model_class=model_class, config_edit=config_edit, note=note)
 
 
 def write_layers(name, config, tensors, *, note="the quantised layers alone, without the rest of a model", **options):
@@ -128,7 +150,7 @@ def write_layers(name, config, tensors, *, note="the quantised layers alone, wit
 
 
 def write_folder(name, config, tensors, whole, *, packer, weights, formats, dequantized_in, model_class, quantization=None, quantize_config=None,
-                 shards=1, file="model.safetensors", config_edit=None, note=None):
+                 quantize_file="quantize_config.json", shards=1, file="model.safetensors", config_edit=None, note=None):
     """The files of a checkpoint, and what is expected of it: `weights` and, of the `whole` model, token ids and logits."""
     folder = OUT / name
     folder.mkdir(exist_ok=True)
@@ -140,7 +162,7 @@ def write_folder(name, config, tensors, whole, *, packer, weights, formats, dequ
         config_edit(fields)
     write_json(folder / "config.json", fields)
     if quantize_config is not None:
-        write_json(folder / "quantize_config.json", quantize_config)
+        write_json(folder / quantize_file, quantize_config)
     write_tensors(folder, {key: value.contiguous() for key, value in sorted(tensors.items())}, shards, file)
 
     expected = {f"{layer}.weight": weight.contiguous() for layer, weight in weights.items()}

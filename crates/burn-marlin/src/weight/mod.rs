@@ -228,10 +228,15 @@ impl QuantizedWeight {
         let descriptor = WeightDescriptor::plain(format, k, n);
         descriptor.check()?;
         let spec = descriptor.spec();
-        // The random values are uniform: their standard deviation is 2^bits / sqrt(12), and that of
-        // the difference of two such values is sqrt(2) times as large.
-        let differences = if spec.has_zero_points() { 2.0 } else { 1.0 };
-        let scale = 0.02 * (12f64 / differences).sqrt() / f64::from(1u32 << spec.value.bits());
+        // The random codes are uniform. The standard deviation of integers is 2^bits / sqrt(12), and
+        // that of the difference of two such values is sqrt(2) times as large.
+        let differences = if spec.has_zero_points() { 2f64 } else { 1.0 };
+        let deviation = if spec.value.is_float() {
+            DeviceTensors::deviation_of_floats(spec.value)
+        } else {
+            f64::from(1u32 << spec.value.bits()) * (differences / 12.0).sqrt()
+        };
+        let scale = 0.02 / deviation;
         let tensors = DeviceTensors::random(
             &descriptor,
             scale,

@@ -4,7 +4,7 @@ use burn::backend::Dispatch;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor, TensorData};
 use marlin_format::{
-    PlainParts, PlainWeight, Scales, TensorDescriptor, WeightDescriptor, WeightLayout,
+    PlainParts, PlainWeight, Scales, TensorDescriptor, WeightDescriptor, WeightLayout, WeightValue,
 };
 
 /// The tensors of a weight on a device, as its [`WeightDescriptor`] lists them.
@@ -98,6 +98,17 @@ impl DeviceTensors {
         }
     }
 
+    /// Returns the standard deviation of the floats of [`random`](Self::random) words.
+    pub fn deviation_of_floats(value: WeightValue) -> f64 {
+        let mask = if value == WeightValue::E4m3 {
+            WITHOUT_NAN as u8
+        } else {
+            value.max()
+        };
+        let squares = (0..=value.max()).map(|code| f64::from(value.decode(code & mask)).powi(2));
+        (squares.sum::<f64>() / (f64::from(value.max()) + 1.0)).sqrt()
+    }
+
     /// Creates random words, metadata and zero points in the plain layout, and random scales of
     /// both signs, whose root mean square is `scale`.
     pub fn random(
@@ -124,8 +135,13 @@ impl DeviceTensors {
             Distribution::Uniform(-width, width),
             (device, scale_dtype),
         );
+        let qweight = bits(shapes.qweight);
+        let qweight = match descriptor.spec().value {
+            WeightValue::E4m3 => qweight.map(|words| words.bitwise_and_scalar(WITHOUT_NAN)),
+            _ => qweight,
+        };
         Self {
-            qweight: bits(shapes.qweight),
+            qweight,
             metadata: shapes.metadata.map(bits),
             scales: Param::initialized(ParamId::new(), scales),
             zero_points: shapes.zero_points.map(bits),
@@ -133,6 +149,10 @@ impl DeviceTensors {
         }
     }
 }
+
+/// The bits of a word of four e4m3 codes without the lowest bits of their exponents: no such code is
+/// NaN.
+const WITHOUT_NAN: i32 = 0xf7f7_f7f7_u32 as i32;
 
 /// Converts words to signed words in the same memory. Spare capacity is freed, because a tensor may
 /// hold the memory for as long as the model exists.

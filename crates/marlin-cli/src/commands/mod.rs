@@ -21,7 +21,7 @@ use crate::error::CliError;
 use crate::hub;
 use crate::progress::Progress;
 use burn::tensor::FloatDType;
-use marlin_format::{GroupSize, QuantSpec, WeightValue};
+use marlin_format::{GroupSize, QuantSpec};
 use marlin_lm::{GenerateOptions, LanguageModel, ModelError, OpenOptions};
 use std::fs::File;
 use std::io::Read;
@@ -45,10 +45,9 @@ fn open_model(
     let device = device::open(args.device)?;
     let dir = hub::folder(model, hub)?;
     let dtype = args.dtype.map(dtype);
-    let head = args.head.map(|bits| match bits {
-        WeightValue::Int4 => QuantSpec::int4(GroupSize::G128),
-        WeightValue::Int8 => QuantSpec::int8(GroupSize::G128),
-    });
+    let head = args
+        .head
+        .map(|value| QuantSpec::new(value, GroupSize::G128));
     let options = OpenOptions {
         dtype,
         max_len: args.max_len,

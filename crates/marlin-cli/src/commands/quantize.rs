@@ -23,9 +23,16 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         DtypeName::Bf16 => ScaleDtype::BF16,
         DtypeName::F32 => ScaleDtype::F32,
     };
-    let spec = QuantSpec::new(args.bits, args.group)
-        .with_zero_point((args.zero_points).into())
-        .with_scale_dtype(scale_dtype);
+    let named = args.format_values.as_deref();
+    let floats = QuantSpec::FLOAT_FORMATS
+        .into_iter()
+        .find(|(name, _)| named == Some(name));
+    let spec = match floats {
+        Some((_, spec)) => spec,
+        None => QuantSpec::new(args.bits, args.group)
+            .with_zero_point(args.zero_points.into())
+            .with_scale_dtype(scale_dtype),
+    };
     let start = Instant::now();
     let is_sparse = args.sparse24 || args.method == MethodName::Sparsegpt;
     let format = match args.format {

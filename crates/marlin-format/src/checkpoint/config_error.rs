@@ -1,6 +1,5 @@
 //! Errors of a config that declares how a checkpoint is quantised.
 
-use crate::FormatError;
 use crate::text::excerpt;
 
 /// The reason why a `quantization_config` cannot be read by this version.
@@ -63,14 +62,6 @@ pub enum ConfigError {
         layer: String,
         /// The cause.
         source: Box<fancy_regex::Error>,
-    },
-    /// A group size that is not supported.
-    #[error("the quantization config's `{field}`")]
-    GroupSize {
-        /// The field, including its path.
-        field: String,
-        /// The cause.
-        source: FormatError,
     },
     /// An invalid or unsupported `re:` pattern.
     #[error(

@@ -8,7 +8,8 @@ use crate::QuantSpec;
 ///
 /// K is the number of input features, N is the number of output features, and G is the number of
 /// groups along K. A word is an i32 of eight 4-bit or four 8-bit values. Configs do not declare the
-/// dtype of scales: `scale_dtype` of the specs here is f16, and the tensors decide.
+/// dtype of scales: `scale_dtype` of the specs of integers is f16, and the tensors decide. Scales of
+/// floats are always read as f32.
 ///
 /// [`Display`](fmt::Display) writes one line, such as `gptq v1 int4 g128 act-order`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,6 +29,11 @@ pub enum LayerFormat {
     /// 2:4 sparse weights in the tile order of Sparse-Marlin, with either set of tensor names.
     /// Always symmetric.
     Marlin24(QuantSpec, Marlin24Names),
+    /// FP8: `weight` `[N, K]` of e4m3 values, `weight_scale` or `weight_scale_inv`.
+    Fp8(Fp8Format),
+    /// FP4: two e2m1 values a byte in `weight_packed` or `weight`, `weight_scale`, and a scale of
+    /// the whole tensor in NVFP4.
+    Fp4(Fp4Format),
 }
 
 /// The format of a weight in GPTQ's tensors.
@@ -70,6 +76,61 @@ pub enum Marlin24Names {
     Gptq,
 }
 
+/// The format of a weight of 8-bit floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fp8Format {
+    /// The config that declares the weight.
+    pub config: Fp8Config,
+    /// True if each block of 128 x 128 values has a scale. False if each output feature has a
+    /// scale, or the whole weight has one.
+    pub blocks: bool,
+}
+
+/// The kind of config that declares a weight of 8-bit floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fp8Config {
+    /// compressed-tensors, format `float-quantized`.
+    CompressedTensors,
+    /// `quant_method` is `fp8`, as in DeepSeek's and Qwen's checkpoints.
+    Fp8,
+    /// `quant_method` is `fbgemm_fp8`.
+    FbgemmFp8,
+    /// ModelOpt, `quant_algo` is `FP8`.
+    ModelOpt,
+}
+
+/// The format of a weight of 4-bit floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fp4Format {
+    /// compressed-tensors, format `nvfp4-pack-quantized`: the scale of the tensor is a divisor.
+    NvFp4Packed,
+    /// compressed-tensors, format `mxfp4-pack-quantized`: scales are powers of two.
+    MxFp4Packed,
+    /// ModelOpt, `quant_algo` is `NVFP4`: the scale of the tensor is a factor.
+    ModelOptNvFp4,
+}
+
+impl Fp8Format {
+    /// Returns the quantisation of the weight.
+    pub fn spec(&self) -> QuantSpec {
+        if self.blocks {
+            QuantSpec::fp8_blocks()
+        } else {
+            QuantSpec::fp8()
+        }
+    }
+}
+
+impl Fp4Format {
+    /// Returns the quantisation of the weight.
+    pub fn spec(&self) -> QuantSpec {
+        match self {
+            Self::NvFp4Packed | Self::ModelOptNvFp4 => QuantSpec::nvfp4(),
+            Self::MxFp4Packed => QuantSpec::mxfp4(),
+        }
+    }
+}
+
 impl LayerFormat {
     /// Returns the quantisation of the weight, or `None` if the weight is not quantised.
     pub fn spec(&self) -> Option<QuantSpec> {
@@ -78,6 +139,8 @@ impl LayerFormat {
             Self::Gptq(GptqFormat { spec, .. })
             | Self::PackQuantized(PackQuantizedFormat { spec, .. }) => Some(*spec),
             Self::Awq(spec) | Self::Marlin(spec) | Self::Marlin24(spec, _) => Some(*spec),
+            Self::Fp8(format) => Some(format.spec()),
+            Self::Fp4(format) => Some(format.spec()),
         }
     }
 
@@ -98,6 +161,15 @@ impl LayerFormat {
             Self::Marlin(_) => "marlin",
             Self::Marlin24(_, Marlin24Names::CompressedTensors) => "marlin-24",
             Self::Marlin24(_, Marlin24Names::Gptq) => "gptq marlin_24",
+            Self::Fp8(Fp8Format { config, .. }) => match config {
+                Fp8Config::CompressedTensors => "float-quantized",
+                Fp8Config::Fp8 => "fp8",
+                Fp8Config::FbgemmFp8 => "fbgemm_fp8",
+                Fp8Config::ModelOpt => "modelopt fp8",
+            },
+            Self::Fp4(Fp4Format::NvFp4Packed) => "nvfp4-pack-quantized",
+            Self::Fp4(Fp4Format::MxFp4Packed) => "mxfp4-pack-quantized",
+            Self::Fp4(Fp4Format::ModelOptNvFp4) => "modelopt nvfp4",
         }
     }
 
@@ -107,7 +179,12 @@ impl LayerFormat {
         match self {
             Self::Gptq(GptqFormat { act_order, .. })
             | Self::PackQuantized(PackQuantizedFormat { act_order, .. }) => *act_order,
-            Self::Float | Self::Awq(_) | Self::Marlin(_) | Self::Marlin24(..) => false,
+            Self::Float
+            | Self::Awq(_)
+            | Self::Marlin(_)
+            | Self::Marlin24(..)
+            | Self::Fp8(_)
+            | Self::Fp4(_) => false,
         }
     }
 }

@@ -56,6 +56,9 @@ pub fn to_plain(
     let tensors = LayerTensors::new(checkpoint, layer);
     let bits = format.spec.value;
     let weight = tensors.get(WEIGHT)?;
+    if bits.is_float() {
+        return Err(tensors.unsupported("GPTQ", "integer", &format.spec));
+    }
     let [word_rows, n] = weight.expect_matrix("[K / values in a word, N]")?;
     let group_index = match tensors.optional(GROUP_INDEX) {
         None if format.act_order && format.spec.scales.group != GroupSize::Channel => {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     CONFIG_FILE, Checkpoint, CheckpointError, ConfigError, LayerFormat, Quantization, awq,
-    compressed_tensors, gptq, marlin, marlin24,
+    compressed_tensors, fp4, fp8, gptq, marlin, marlin24,
 };
 use crate::{PlainWeight, memory_short_of};
 
@@ -26,7 +26,8 @@ pub fn layer_format(
 /// not included.
 ///
 /// The result includes tensors that the format allows but the config excludes, such as zero points
-/// of a symmetric weight. [`read_layer`] refuses these.
+/// of a symmetric weight. [`read_layer`] refuses these. It also includes the scales of quantised
+/// activations and caches that files of floats hold, which are not used.
 pub fn layer_tensors(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat) -> Vec<String> {
     let tensors: &[&str] = match format {
         LayerFormat::Float => &["weight"],
@@ -35,6 +36,12 @@ pub fn layer_tensors(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat)
         LayerFormat::PackQuantized(_) => &compressed_tensors::TENSORS,
         LayerFormat::Marlin(_) => &marlin::TENSORS,
         LayerFormat::Marlin24(_, names) => &marlin24::tensors(*names),
+        // A config may declare FP8 for all layers, including norms and embeddings, whose `weight`
+        // is float.
+        LayerFormat::Fp8(_) if !fp8::contains(checkpoint, layer) => &[],
+        LayerFormat::Fp4(format) if !fp4::contains(checkpoint, layer, *format) => &[],
+        LayerFormat::Fp8(format) => fp8::tensors(format.config),
+        LayerFormat::Fp4(format) => fp4::tensors(*format),
     };
     tensors
         .iter()
@@ -114,7 +121,7 @@ pub fn entries(
 /// ([`PlainWeight::detect_two_four`]).
 ///
 /// The dtype of the scale tensor decides, not the dtype in the format's spec, which no config
-/// declares.
+/// declares. Scales of floats become f32.
 ///
 /// # Errors
 /// * [`CheckpointError::NotQuantized`] for [`LayerFormat::Float`].
@@ -126,13 +133,19 @@ pub fn read_layer(
     layer: &str,
     format: &LayerFormat,
 ) -> Result<PlainWeight, CheckpointError> {
-    // Twice the bytes of the file, for these bytes and the converted weight. A sparse file can
-    // declare more bytes than it occupies on the disk.
+    // The bytes of the file and the converted weight; for floats also rows that are padded to whole
+    // words, and scales that become f32. A sparse file can declare more bytes than it occupies on the
+    // disk.
+    let copies = match format {
+        LayerFormat::Fp8(_) | LayerFormat::Fp4(_) => 3,
+        _ => 2,
+    };
     let tensors = layer_tensors(checkpoint, layer, format);
-    let needed = 2 * tensors
-        .iter()
-        .filter_map(|name| Some(checkpoint.tensor(name).ok()?.bytes().len()))
-        .sum::<usize>();
+    let needed = copies
+        * tensors
+            .iter()
+            .filter_map(|name| Some(checkpoint.tensor(name).ok()?.bytes().len()))
+            .sum::<usize>();
     if let Some(available) = memory_short_of(needed) {
         return Err(CheckpointError::LayerTooLarge {
             layer: layer.into(),
@@ -151,6 +164,8 @@ pub fn read_layer(
         }
         LayerFormat::Marlin(spec) => marlin::to_plain(checkpoint, layer, spec),
         LayerFormat::Marlin24(spec, names) => marlin24::to_plain(checkpoint, layer, spec, *names),
+        LayerFormat::Fp8(format) => fp8::to_plain(checkpoint, layer, format),
+        LayerFormat::Fp4(format) => fp4::to_plain(checkpoint, layer, *format),
     }?;
     Ok(weight.detect_two_four())
 }

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::layout::{Marlin24Layout, MetadataLayout, PlainLayout, TILE_N, Tile, TileTable, gather};
 use crate::weight::position;
-use crate::{FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales, WeightValue};
+use crate::{FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales};
 
 /// Returns the names of the tensors of values, metadata and scales.
 pub(super) const fn tensors(names: Marlin24Names) -> [&'static str; 3] {
@@ -72,9 +72,9 @@ pub fn to_plain(
     let metadata = plain_metadata(metadata_of(&metadata)?, &layout, k, n);
     let plain = PlainLayout::new(k / 2, n, spec.value);
     let qweight = tensors_of_layer.buffer(&plain);
-    let qweight = match spec.value {
-        WeightValue::Int4 => unpack::<8>(qweight, &plain, packed, &layout),
-        WeightValue::Int8 => unpack::<4>(qweight, &plain, packed, &layout),
+    let qweight = match spec.value.per_word() {
+        8 => unpack::<8>(qweight, &plain, packed, &layout),
+        _ => unpack::<4>(qweight, &plain, packed, &layout),
     };
     let spec = spec.with_scale_dtype(scales.dtype());
     let metadata = Some(metadata);
@@ -104,11 +104,12 @@ fn scales_are_permuted(names: Marlin24Names, groups: usize) -> bool {
 /// Checks that `marlin-24` of compressed-tensors supports a weight of this shape and spec.
 ///
 /// # Errors
-/// [`FormatError::TileDoesNotDivide`]; [`FormatError::Marlin24Spec`] for zero points, or for a
-/// group size other than 128 rows or the whole column.
+/// [`FormatError::TileDoesNotDivide`]; [`FormatError::Marlin24Spec`] for floats, for zero points, or
+/// for a group size other than 128 rows or the whole column.
 pub fn check(k: usize, n: usize, spec: &QuantSpec) -> Result<(), FormatError> {
     Marlin24Layout::new(k, n, spec.value)?;
-    match !spec.has_zero_points()
+    match !spec.value.is_float()
+        && !spec.has_zero_points()
         && matches!(spec.scales.group, GroupSize::Channel | GroupSize::G128)
     {
         true => Ok(()),

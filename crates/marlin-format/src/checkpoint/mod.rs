@@ -10,12 +10,15 @@
 //! | read and write compressed-tensors, pack-quantized | [`compressed_tensors`] |
 //! | read GPTQ, versions 1 and 2; write version 2 | [`gptq`] |
 //! | read AWQ, Marlin and Marlin 2:4 | [`awq`], [`marlin`], [`marlin24`] |
+//! | read FP8, NVFP4 and MXFP4 of any program | [`fp8`], [`fp4`] |
 //!
 //! Files are untrusted: everything that a file declares is checked against the file before it is
 //! used, and the error names the file.
 
 pub mod awq;
 pub mod compressed_tensors;
+pub mod fp4;
+pub mod fp8;
 pub mod gptq;
 pub mod marlin;
 pub mod marlin24;
@@ -24,6 +27,7 @@ mod bitmask;
 mod config_error;
 mod error;
 mod files;
+mod float_scales;
 mod folder;
 mod format;
 mod groups;
@@ -43,7 +47,10 @@ pub use files::{
     FileError, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TOKENIZER_BYTES, read_file, read_text,
 };
 pub use folder::{InPlaceOfWeights, WeightFile, weight_file};
-pub use format::{GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat};
+pub use format::{
+    Fp4Format, Fp8Config, Fp8Format, GptqFormat, GptqVersion, LayerFormat, Marlin24Names,
+    PackQuantizedFormat,
+};
 pub use header_error::HeaderError;
 pub use layer::{CheckpointEntry, entries, layer_format, layer_tensors, read_layer};
 pub use quantization::Quantization;

@@ -48,9 +48,9 @@ pub(super) fn permuted_words(
     permutation: &[u32],
     load: impl Fn(usize, &mut [[u32; PERMUTED_COLUMNS]]) + Sync,
 ) -> Vec<u32> {
-    match layout.bits {
-        WeightValue::Int4 => permuted::<8>(words, layout, permutation, load),
-        WeightValue::Int8 => permuted::<4>(words, layout, permutation, load),
+    match layout.bits.per_word() {
+        8 => permuted::<8>(words, layout, permutation, load),
+        _ => permuted::<4>(words, layout, permutation, load),
     }
 }
 
@@ -145,14 +145,41 @@ pub(super) fn transposed<T: Copy + Default + Send + Sync>(
     rows: usize,
     columns: usize,
 ) -> Vec<T> {
+    transposed_as(values, rows, columns, |value| value)
+}
+
+/// Transposes `[rows, columns]` to `[columns, rows]`, and converts every value.
+pub(super) fn transposed_as<S: Copy + Sync, T: Copy + Default + Send>(
+    values: &[S],
+    rows: usize,
+    columns: usize,
+    convert: impl Fn(S) -> T + Sync,
+) -> Vec<T> {
     let mut result = vec![T::default(); values.len()];
     let blocks = result.par_chunks_mut(TRANSPOSE_ROWS * rows).enumerate();
     blocks.for_each(|(block, lines)| {
         let first = TRANSPOSE_ROWS * block;
         let mut lines: Vec<&mut [T]> = lines.chunks_exact_mut(rows).collect();
-        transpose_into(values, [rows, columns], first, &mut lines, |value| value);
+        transpose_into(values, [rows, columns], first, &mut lines, &convert);
     });
     result
+}
+
+/// Converts the rows of bytes of a file, one for each of N columns, to `layout`. The first value of
+/// a row is in the lowest bits of its first byte. A row has the bytes of K values, rounded up.
+pub(super) fn from_byte_rows(words: Vec<u32>, layout: &PlainLayout, bytes: &[u8]) -> Vec<u32> {
+    let (n, rows) = (layout.n, layout.rows());
+    let row_bytes = bytes.len() / n;
+    // Four bytes of a row are a word of the layout, so only whole words are transposed.
+    if row_bytes == 4 * rows {
+        return from_columns(words, layout, bytes.as_chunks().0);
+    }
+    let mut padded = vec![[0; 4]; n * rows];
+    padded
+        .par_chunks_exact_mut(rows)
+        .zip(bytes.par_chunks_exact(row_bytes))
+        .for_each(|(words, bytes)| words.as_flattened_mut()[..row_bytes].copy_from_slice(bytes));
+    from_columns(words, layout, &padded)
 }
 
 /// Transposes words `[N, rows]` to `layout`, with rows in their natural order.

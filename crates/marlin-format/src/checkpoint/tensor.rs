@@ -76,6 +76,19 @@ impl<'a> TensorView<'a> {
         }
     }
 
+    /// Returns the tensor itself if it has one of these dtypes. `expected` names them in the error.
+    pub(super) fn expect_dtype(
+        &self,
+        dtypes: &[Dtype],
+        expected: &'static str,
+    ) -> Result<Self, CheckpointError> {
+        if dtypes.contains(&self.dtype) {
+            Ok(*self)
+        } else {
+            Err(self.wrong_dtype(expected))
+        }
+    }
+
     /// Returns the two extents of a matrix. `axes` describes the axes in the error, such as
     /// `[K/8, N]`.
     pub(super) fn expect_matrix(&self, axes: &str) -> Result<[usize; 2], CheckpointError> {

@@ -1,7 +1,7 @@
 //! The tile layout of the Marlin kernels.
 
 use super::tile::{TILE_K, TILE_N};
-use super::{PlainLayout, TileExtents, WordIndex};
+use super::{PlainLayout, TileExtents, WordIndex, gather_bits, scatter_bits};
 use crate::{FormatError, PlainWeight, WeightValue};
 
 /// The number of rows of a chunk: four tiles along K.
@@ -56,6 +56,10 @@ const TILE_WORDS: usize = 128;
 /// | 1 | `2t + 1` | `16j + groupID`     |
 /// | 2 | `2t`     | `16j + 8 + groupID` |
 /// | 3 | `2t + 1` | `16j + 8 + groupID` |
+///
+/// **Floats**, used by kernels only: the nibbles of 4-bit values or the bytes of 8-bit values, with
+/// the bits of each word in [another order](super::scatter_bits). [`index`](Self::index) says the
+/// nibble or byte before.
 ///
 /// The lanes that hold the first eight columns of the sub-tile, by row and column; the second eight
 /// columns have the same lanes:
@@ -159,9 +163,9 @@ impl MarlinLayout {
 
     /// Returns the number of rows of a tile: 16 for 4-bit values, 8 for 8-bit values.
     pub const fn tile_rows(&self) -> usize {
-        match self.bits {
-            WeightValue::Int4 => TILE_K,
-            WeightValue::Int8 => TILE_K / 2,
+        match self.bits.bits() {
+            4 => TILE_K,
+            _ => TILE_K / 2,
         }
     }
 
@@ -186,17 +190,17 @@ impl MarlinLayout {
         let sub_tile = n % TILE_N / 16;
         let (group_id, thread_in_group) = (column % 8, row % 8 / 2);
         let lane = 4 * group_id + thread_in_group;
-        let slot = match self.bits {
+        let slot = match self.bits.bits() {
             // The pair (b0, b1) or (b2, b3) of the first or second fragment; its second value lies
             // four nibbles up.
-            WeightValue::Int4 => {
+            4 => {
                 (if self.rows_first {
                     2 * (column / 8) + row / 8
                 } else {
                     2 * (row / 8) + column / 8
                 }) + 4 * (row % 2)
             }
-            WeightValue::Int8 => 2 * (column / 8) + row % 2,
+            _ => 2 * (column / 8) + row % 2,
         };
         WordIndex {
             word: tile * TILE_WORDS + 4 * lane + sub_tile,
@@ -235,6 +239,11 @@ impl MarlinLayout {
                     .write(&mut words, weight.q(row, column));
             }
         }
+        if self.bits.is_float() {
+            words
+                .iter_mut()
+                .for_each(|word| *word = scatter_bits(*word, self.bits));
+        }
         Ok(words)
     }
 
@@ -253,8 +262,13 @@ impl MarlinLayout {
                 found,
             });
         }
-        Ok(PlainLayout::new(self.k, self.n, self.bits)
-            .pack_with(|row, column| self.index(row, column).read(words)))
+        let plain = PlainLayout::new(self.k, self.n, self.bits);
+        if self.bits.is_float() {
+            let gathered = |&word: &u32| gather_bits(word, self.bits);
+            let words: Vec<u32> = words.iter().map(gathered).collect();
+            return Ok(plain.pack_with(|row, column| self.index(row, column).read(&words)));
+        }
+        Ok(plain.pack_with(|row, column| self.index(row, column).read(words)))
     }
 }
 

@@ -99,12 +99,12 @@ impl Marlin24Layout {
         // A lane's values of column j or j + 4 are two pairs: rows 2t, 2t + 1, and the rows eight
         // below these.
         let (second_column, second_pair, second_row) = (n % 8 / 4, row % TILE_K / 8, row % 2);
-        let (word, slot) = match self.bits {
-            WeightValue::Int4 => (
+        let (word, slot) = match self.bits.bits() {
+            4 => (
                 4 * lane + j,
                 2 * second_column + second_pair + 4 * second_row,
             ),
-            WeightValue::Int8 => (
+            _ => (
                 8 * lane + 2 * j + second_column,
                 second_pair + 2 * second_row,
             ),

@@ -14,6 +14,7 @@
 //! | [`ScaleLayout`] | `[G, N]`, columns permuted | the scales that go with [`MarlinLayout`] |
 //! | [`ZeroLayout`] | `[G, N/8]`, 8 bits: `[G, N/4]`, columns permuted | the zero points that go with [`MarlinLayout`] |
 
+mod floats;
 mod marlin;
 mod marlin24;
 mod metadata;
@@ -23,6 +24,7 @@ mod sparse;
 mod tile;
 mod zeros;
 
+pub use floats::{gather_bits, scatter_bits};
 pub use marlin::MarlinLayout;
 pub use marlin24::Marlin24Layout;
 pub use metadata::MetadataLayout;

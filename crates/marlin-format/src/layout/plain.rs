@@ -10,7 +10,7 @@ use rayon::prelude::*;
 ///
 /// For 8-bit values, the words are `[ceil(K/4), N rounded up to 8]`, and byte `i` is row `4r + i`.
 ///
-/// Rows past K and columns past N hold the [midpoint](WeightValue::midpoint), 8 or 128.
+/// Rows past K and columns past N hold the [midpoint](WeightValue::midpoint): 8 or 128, 0 of floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlainLayout {
     pub(crate) k: usize,
@@ -102,6 +102,22 @@ impl PlainLayout {
                 }
             });
         words
+    }
+
+    /// Returns the row and column of the first value that is NaN, if any. `words` must have
+    /// [`words`](Self::words) words.
+    pub(crate) fn first_nan(&self, words: &[u32]) -> Option<(usize, usize)> {
+        if self.bits != WeightValue::E4m3 {
+            return None;
+        }
+        // A byte is 0x7f or 0xff if the sum of its lowest seven bits and 1 reaches the eighth.
+        let nan = |word: u32| ((word & 0x7f7f_7f7f) + 0x0101_0101) & 0x8080_8080;
+        let index = crate::weight::position(words, |word| nan(word) != 0)?;
+        let slot = nan(words[index]).trailing_zeros() as usize / 8;
+        Some((
+            index / self.columns() * self.bits.per_word() + slot,
+            index % self.columns(),
+        ))
     }
 
     /// Returns the index of the first word with a value past K or N that is not the midpoint, if

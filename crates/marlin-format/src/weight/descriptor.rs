@@ -88,16 +88,21 @@ impl WeightDescriptor {
     /// Checks that a weight in this format can have this shape.
     ///
     /// # Errors
-    /// The errors of [`QuantSpec::check_shape`]. For 2:4 weights also [`FormatError::SparseRows`]
-    /// and [`FormatError::SparsePermuted`].
+    /// The errors of [`QuantSpec::check_shape`] and [`QuantSpec::check`]. For 2:4 weights also
+    /// [`FormatError::SparseRows`], [`FormatError::SparsePermuted`] and
+    /// [`FormatError::SparseFloats`].
     pub fn check(&self) -> Result<(), FormatError> {
         QuantSpec::check_shape(self.k, self.n)?;
+        self.spec().check()?;
         match self.format {
             WeightFormat {
                 sparsity: Sparsity::Dense,
                 ..
             } => Ok(()),
             WeightFormat { permuted: true, .. } => Err(FormatError::SparsePermuted),
+            WeightFormat { spec, sparsity, .. } if !spec.value.sparsities().contains(&sparsity) => {
+                Err(FormatError::SparseFloats { value: spec.value })
+            }
             _ if !self.k.is_multiple_of(4) => Err(FormatError::SparseRows { k: self.k }),
             _ => Ok(()),
         }

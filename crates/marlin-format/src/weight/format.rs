@@ -78,8 +78,8 @@ impl WeightFormat {
         Self { sparsity, ..self }
     }
 
-    /// Encodes the format as five bytes: the bits of a value, the rows of a group (0 for one group
-    /// over all of K), 1 for zero points, the number of the scale dtype, and the order of the
+    /// Encodes the format as five bytes: the kind of the values (the bits of an integer; 20 for e2m1,
+    /// 24 for e4m3), the rows of a group (0 for one group over all of K), 1 for zero points, the number of the scale dtype, and the order of the
     /// stored rows (1 for act-order, 2 for 2:4 sparsity). Saved records hold these bytes.
     /// [`from_bytes`](Self::from_bytes) is the inverse.
     pub fn to_bytes(self) -> [u8; 5] {
@@ -94,7 +94,7 @@ impl WeightFormat {
             Sparsity::TwoFour => TWO_FOUR,
         };
         [
-            value.bits() as u8,
+            value_code(value),
             group,
             number(&ZeroPoint::ALL, scales.zero_point),
             number(&SCALE_DTYPES, scales.dtype),
@@ -103,12 +103,14 @@ impl WeightFormat {
     }
 
     /// Decodes the bytes of a format. Returns `None` if they are not those of a format.
-    pub fn from_bytes([bits, group, zero_point, scale_dtype, rows]: [u8; 5]) -> Option<Self> {
+    pub fn from_bytes([value, group, zero_point, scale_dtype, rows]: [u8; 5]) -> Option<Self> {
         let group = match group {
             0 => GroupSize::Channel,
             rows => GroupSize::try_from(i64::from(rows)).ok()?,
         };
-        let value = WeightValue::try_from(i64::from(bits)).ok()?;
+        let value = WeightValue::ALL
+            .into_iter()
+            .find(|&of| value_code(of) == value)?;
         let spec = QuantSpec::new(value, group)
             .with_zero_point(*ZeroPoint::ALL.get(usize::from(zero_point))?)
             .with_scale_dtype(*SCALE_DTYPES.get(usize::from(scale_dtype))?);
@@ -127,9 +129,9 @@ impl WeightFormat {
     /// bytes of [`to_bytes`](Self::to_bytes), the lowest first, then the number of the layout.
     /// [`from_code`](Self::from_code) is the inverse.
     pub fn to_code(self, layout: WeightLayout) -> u64 {
-        let [bits, group, zero_point, scale_dtype, rows] = self.to_bytes();
+        let [value, group, zero_point, scale_dtype, rows] = self.to_bytes();
         let layout = number(&LAYOUTS, layout);
-        u64::from_le_bytes([bits, group, zero_point, scale_dtype, rows, layout, 0, 0])
+        u64::from_le_bytes([value, group, zero_point, scale_dtype, rows, layout, 0, 0])
     }
 
     /// Decodes a format and a layout from a code. Returns `None` if the number is not a valid code.
@@ -140,6 +142,15 @@ impl WeightFormat {
         let layout = *LAYOUTS.get(usize::from(layout))?;
         Some((Self::from_bytes(bytes)?, layout))
     }
+}
+
+/// The number that is added to the bits of a float, to tell it from an integer.
+const FLOAT: u8 = 16;
+
+/// Returns the number of a kind of values in a code.
+const fn value_code(value: WeightValue) -> u8 {
+    let bits = value.bits() as u8;
+    if value.is_float() { bits + FLOAT } else { bits }
 }
 
 /// Returns the index of a value in the list of all values of its type.

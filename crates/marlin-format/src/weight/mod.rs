@@ -18,6 +18,7 @@ mod spec;
 mod tensors;
 mod two_four;
 mod underflow;
+mod value;
 
 pub use descriptor::{WeightDescriptor, WeightLayout};
 pub use format::{Sparsity, WeightFormat};
@@ -26,6 +27,7 @@ pub(crate) use plain::position;
 pub use plain::{PlainParts, PlainWeight};
 pub use quantize::quantize_rtn;
 pub use scales::Scales;
-pub use spec::{GroupSize, QuantSpec, ScaleDtype, ScaleSpec, WeightValue, ZeroPoint};
+pub use spec::{GroupSize, QuantSpec, ScaleDtype, ScaleSpec, ZeroPoint};
 pub use tensors::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
 pub use two_four::{check_two_four, expand_two_four, prune_two_four, quantize, quantize_two_four};
+pub use value::WeightValue;

@@ -64,8 +64,10 @@ impl PlainParts {
 
 /// A checked 4-bit or 8-bit weight `[K, N]`.
 ///
-/// `weight[row][n] = scale[g][n] * (q - z)`, with `q` in 0..=15 or 0..=255 and `z` the zero point
-/// of the group, the [midpoint](crate::WeightValue::midpoint) 8 or 128 where the spec is symmetric.
+/// Integers: `weight[row][n] = scale[g][n] * (q - z)`, with `q` in 0..=15 or 0..=255 and `z` the
+/// zero point of the group, the [midpoint](crate::WeightValue::midpoint) 8 or 128 where the spec is
+/// symmetric. Floats: `weight[row][n] = scale[g][n] * value`, the number of the code `q`
+/// ([`WeightValue::decode`]).
 ///
 /// **Act-order.** With a row permutation, the rows are stored sorted by group: stored row `i`
 /// belongs to group `i / rows(K)` and is natural input row `row_permutation[i]`. A product gathers
@@ -86,6 +88,7 @@ impl PlainWeight {
     /// * Scales are finite and have the spec's dtype.
     /// * Zero points are present exactly if the spec has zero points, and fit in the spec's bits.
     /// * Padding is the midpoint.
+    /// * No value is NaN.
     /// * The row permutation names every row once.
     /// * Metadata name two rows in ascending order.
     ///
@@ -121,6 +124,14 @@ impl PlainWeight {
                 word,
                 found: qweight[word],
                 bits: spec.value,
+            });
+        }
+
+        if let Some((row, column)) = layout.first_nan(qweight) {
+            return Err(FormatError::NanValue {
+                value: spec.value,
+                row,
+                column,
             });
         }
 
@@ -295,7 +306,9 @@ impl PlainWeight {
         let layout = self.layout();
         let max = u32::from(spec.value.max());
         let scales = self.parts.scales.to_f32();
-        let midpoint = f32::from(spec.value.midpoint());
+        let numbers: Vec<f32> = (0..=spec.value.max())
+            .map(|code| spec.value.decode(code))
+            .collect();
         // The stored row of each natural one.
         let stored_rows = self.parts.row_permutation.as_ref().map(|permutation| {
             let mut stored = vec![0; k];
@@ -316,19 +329,22 @@ impl PlainWeight {
                 let group = stored / group_rows * n;
                 let start = layout.index(stored, 0);
                 let (packed, shift) = (&qweight[start.word..][..n], start.shift());
-                let values =
-                    row.iter_mut().zip(packed).zip(&scales[group..]).map(
-                        |((value, word), scale)| (value, ((word >> shift) & max) as f32, scale),
-                    );
+                let values = row
+                    .iter_mut()
+                    .zip(packed)
+                    .zip(&scales[group..])
+                    .map(|((value, word), scale)| (value, (word >> shift) & max, scale));
                 match &self.parts.zero_points {
                     Some(all) => {
                         values
                             .zip(&all[group..])
                             .for_each(|((value, q, scale), &zero)| {
-                                *value = scale * (q - f32::from(zero))
+                                *value = scale * (q as f32 - f32::from(zero))
                             })
                     }
-                    None => values.for_each(|(value, q, scale)| *value = scale * (q - midpoint)),
+                    None => {
+                        values.for_each(|(value, q, scale)| *value = scale * numbers[q as usize])
+                    }
                 }
             });
         weight
@@ -356,11 +372,22 @@ impl PlainWeight {
                 .map_or(0, |permutation| size_of_val(permutation.as_slice()))
     }
 
-    /// Returns the number of bits for each of the K * N weights in files and on devices. There a
-    /// zero point takes the spec's bits; in this form it takes a byte.
+    /// Returns the number of bits for each of the K * N weights in files. There a zero point takes
+    /// the spec's bits, and a scale of e2m1 takes a byte; in this form a zero point takes a byte,
+    /// and a scale of e2m1 the spec's dtype.
     pub fn bits_per_weight(&self) -> f64 {
-        let zero_points = self.parts.zero_points.as_ref().map_or(0, Vec::len);
-        let saved = (8 - self.parts.spec.value.bits()) * zero_points;
+        let PlainParts {
+            spec,
+            scales,
+            zero_points,
+            ..
+        } = &self.parts;
+        let zero_points = zero_points.as_ref().map_or(0, Vec::len);
+        let scales = match spec.value {
+            WeightValue::E2m1 => 8 * (scales.as_bytes().len() - scales.len()),
+            _ => 0,
+        };
+        let saved = (8 - spec.value.bits()) * zero_points + scales;
         (8.0 * self.size_bytes() as f64 - saved as f64)
             / (self.parts.k as f64 * self.parts.n as f64)
     }

@@ -1,16 +1,22 @@
 //! Round-to-nearest quantisation, which needs no calibration data.
 
 use crate::layout::PlainLayout;
-use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
+use crate::{FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales, WeightValue};
 
-/// Quantises `weight` (`[K, N]` row-major, f32) by rounding every value to the nearest of the 16 or
-/// 256 levels of its group, ties to even.
+/// Quantises `weight` (`[K, N]` row-major, f32) by rounding every value to the nearest level of its
+/// group, ties to even.
 ///
 /// With `top` the largest value, 15 or 255, and `mid` the midpoint, 8 or 128:
 ///
 /// * Symmetric: `scale = max|w| / (top / 2)`, `q = clamp(round(w / scale) + mid, 0, top)`.
 /// * With zero points: `scale = (max - min) / top` over a range that includes 0, `z =
 ///   clamp(round(-min / scale), 0, top)`, `q = clamp(round(w / scale) + z, 0, top)`.
+///
+/// * Floats: `scale = max|w| / largest`, with 6 for e2m1 and 448 for e4m3, and the nearest number.
+///   Scales of e2m1 are those of its two formats. In groups of 32 (MXFP4) a scale is the power of
+///   two `2^(floor(log2(max|w|)) - 2)` (OCP Microscaling Formats 1.0, section 6.3). In groups of 16
+///   (NVFP4) it is the nearest e4m3 number times the f32 scale of the whole tensor, `max|w| / (6 *
+///   448)`.
 ///
 /// The scale is rounded to the spec's dtype first, so that values are rounded to the levels that
 /// will be read back. The scale is never below the smallest positive number of its dtype (for f32,
@@ -37,7 +43,9 @@ pub fn quantize_rtn(
             found: weight.len(),
         });
     }
+    spec.check()?;
     let layout = PlainLayout::new(k, n, spec.value);
+    let tensor = spec.tensor_scale(weight);
     let (top, midpoint) = (f32::from(spec.value.max()), spec.value.midpoint());
     let group_rows = spec.scales.group.rows(k);
     let mut qweight = layout.padding();
@@ -55,7 +63,7 @@ pub fn quantize_rtn(
         let mut offsets = Vec::with_capacity(n);
         for (column, (&low, &high)) in low.iter().zip(&high).enumerate() {
             let exact = spec.exact_scale(low, high);
-            let scale = spec.scales.dtype.round_scale(exact);
+            let scale = spec.round_scale(exact, tensor);
             if scale.is_infinite() {
                 return Err(FormatError::ScaleOverflow {
                     row: first_row,
@@ -83,7 +91,11 @@ pub fn quantize_rtn(
             for (((word, value), scale), offset) in
                 packed.iter_mut().zip(row).zip(&group_scales).zip(&offsets)
             {
-                let q = ((value / scale).round_ties_even() + offset).clamp(0.0, top) as u32;
+                let q = if spec.value.is_float() {
+                    u32::from(spec.value.encode(value / scale))
+                } else {
+                    ((value / scale).round_ties_even() + offset).clamp(0.0, top) as u32
+                };
                 // The slot still holds the midpoint of the padding, which this XOR replaces by q.
                 *word ^= (q ^ u32::from(midpoint)) << start.shift();
             }
@@ -101,6 +113,39 @@ pub fn quantize_rtn(
         zero_points: spec.has_zero_points().then_some(zero_points),
         row_permutation: None,
     })
+}
+
+impl QuantSpec {
+    /// Returns the f32 scale of a whole tensor of the weights `weight`, with which the largest
+    /// group's scale is the largest e4m3. It is 1 for formats without such a scale.
+    pub fn tensor_scale(&self, weight: &[f32]) -> f32 {
+        if (self.value, self.scales.group) != (WeightValue::E2m1, GroupSize::G16) {
+            return 1.0;
+        }
+        let most = weight
+            .iter()
+            .fold(0.0f32, |most, value| most.max(value.abs()));
+        let scale = most / (WeightValue::E2m1.largest() * WeightValue::E4m3.largest());
+        scale.max(f32::MIN_POSITIVE)
+    }
+
+    /// Rounds the scale of a group to a scale that the format can store: see [`quantize_rtn`].
+    /// `tensor` is the [scale of the tensor](Self::tensor_scale).
+    pub fn round_scale(&self, exact: f32, tensor: f32) -> f32 {
+        let scale = match (self.value, self.scales.group) {
+            (WeightValue::E2m1, GroupSize::G16) => {
+                let code = WeightValue::E4m3.encode(exact / tensor).max(1);
+                WeightValue::E4m3.decode(code) * tensor
+            }
+            // max|w| is 6 scales, and floor(log2(6)) is 2.
+            (WeightValue::E2m1, _) if exact.is_normal() => {
+                let most = exact * WeightValue::E2m1.largest();
+                f32::from_bits(most.to_bits() & 0x7f80_0000) / 4.0
+            }
+            _ => exact,
+        };
+        self.scales.dtype.round_scale(scale)
+    }
 }
 
 /// Returns the minimum and the maximum of 0 and the values of each column of `rows`

@@ -7,96 +7,22 @@ use std::str::FromStr;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+use super::WeightValue;
 use crate::FormatError;
-
-/// The kind of a quantised value.
-///
-/// In JSON it is the number of its bits, as checkpoints' configs hold it: 4 or 8.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "i64", into = "i64")]
-pub enum WeightValue {
-    /// An integer of 4 bits, 0..=15.
-    Int4,
-    /// An integer of 8 bits, 0..=255.
-    Int8,
-}
-
-impl WeightValue {
-    /// Every kind of value, the narrowest first.
-    pub const ALL: [WeightValue; 2] = [Self::Int4, Self::Int8];
-
-    /// Returns the number of bits of a value.
-    pub const fn bits(self) -> usize {
-        match self {
-            Self::Int4 => 4,
-            Self::Int8 => 8,
-        }
-    }
-
-    /// Returns the number of values in a 32-bit word.
-    pub const fn per_word(self) -> usize {
-        32 / self.bits()
-    }
-
-    /// Returns the largest value: 15 or 255.
-    pub const fn max(self) -> u8 {
-        match self {
-            Self::Int4 => 15,
-            Self::Int8 => 255,
-        }
-    }
-
-    /// Returns the zero point of a symmetric weight, which is also the value of padding: 8 or 128.
-    pub const fn midpoint(self) -> u8 {
-        self.max() / 2 + 1
-    }
-
-    /// Returns a packed word whose values are all the [`midpoint`](Self::midpoint).
-    pub const fn padding_word(self) -> u32 {
-        match self {
-            Self::Int4 => 0x8888_8888,
-            Self::Int8 => 0x8080_8080,
-        }
-    }
-}
-
-impl TryFrom<i64> for WeightValue {
-    type Error = FormatError;
-
-    fn try_from(found: i64) -> Result<Self, FormatError> {
-        Self::ALL
-            .into_iter()
-            .find(|&value| i64::from(value) == found)
-            .ok_or(FormatError::Bits { found })
-    }
-}
-
-impl From<WeightValue> for i64 {
-    fn from(value: WeightValue) -> i64 {
-        value.bits() as i64
-    }
-}
-
-impl fmt::Display for WeightValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Int4 => "int4",
-            Self::Int8 => "int8",
-        })
-    }
-}
 
 /// The number of rows of K (input features) that share one scale in each column (output feature).
 ///
 /// If the group size does not divide K, the last group is incomplete: K = 344 in groups of 32 is 10
 /// whole groups and one group of 24 rows.
 ///
-/// The JSON form is the number in the config of a checkpoint: -1, 32, 64 or 128.
+/// The JSON form is the number in the config of a checkpoint: -1, 16, 32, 64 or 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "i64", into = "i64")]
 pub enum GroupSize {
     /// A single group over all of K: one scale for each output channel.
     Channel,
+    /// Groups of 16 rows, of NVFP4.
+    G16,
     /// Groups of 32 rows.
     G32,
     /// Groups of 64 rows.
@@ -107,13 +33,16 @@ pub enum GroupSize {
 
 impl GroupSize {
     /// All group sizes, in descending order.
-    pub const ALL: [GroupSize; 4] = [Self::Channel, Self::G128, Self::G64, Self::G32];
+    pub const ALL: [GroupSize; 5] = [Self::Channel, Self::G128, Self::G64, Self::G32, Self::G16];
+    /// The group sizes of integer values, in descending order.
+    pub const INTEGERS: [GroupSize; 4] = [Self::Channel, Self::G128, Self::G64, Self::G32];
 
     /// Returns the number of rows of K in one group of a weight with `k` input features. For
     /// [`Channel`](Self::Channel) this is `k`. The last group may have fewer rows.
     pub fn rows(self, k: usize) -> usize {
         match self {
             Self::Channel => k,
+            Self::G16 => 16,
             Self::G32 => 32,
             Self::G64 => 64,
             Self::G128 => 128,
@@ -134,6 +63,7 @@ impl GroupSize {
     pub fn as_i64(self) -> i64 {
         match self {
             Self::Channel => -1,
+            Self::G16 => 16,
             Self::G32 => 32,
             Self::G64 => 64,
             Self::G128 => 128,
@@ -162,6 +92,7 @@ impl fmt::Display for GroupSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Channel => "channel",
+            Self::G16 => "g16",
             Self::G32 => "g32",
             Self::G64 => "g64",
             Self::G128 => "g128",
@@ -172,7 +103,7 @@ impl fmt::Display for GroupSize {
 impl FromStr for GroupSize {
     type Err = FormatError;
 
-    /// Parses `channel`, `g32`, `g64`, `g128` or the number in a config (for example `-1` or
+    /// Parses `channel`, `g16`, `g32`, `g64`, `g128` or the number in a config (for example `-1` or
     /// `128`).
     fn from_str(text: &str) -> Result<Self, FormatError> {
         Self::ALL
@@ -262,11 +193,15 @@ pub struct ScaleSpec {
 
 /// The quantisation of a weight.
 ///
-/// `weight[k][n] = scale[g][n] * (q[k][n] - z)` with `q` in 0..=15 (4 bits) or 0..=255 (8 bits);
-/// `z` is the zero point of the group, or 8 or 128, the [midpoint](WeightValue::midpoint), if the
-/// spec is symmetric.
+/// Integers: `weight[k][n] = scale[g][n] * (q[k][n] - z)` with `q` in 0..=15 (4 bits) or 0..=255
+/// (8 bits); `z` is the zero point of the group, or 8 or 128, the
+/// [midpoint](WeightValue::midpoint), if the spec is symmetric.
 ///
-/// In JSON it is `{"bits": 4, "group": 128, "zero_points": false, "scale_dtype": "f16"}`.
+/// Floats: `weight[k][n] = scale[g][n] * value(q[k][n])`, where `q` is the code of
+/// [`value`](WeightValue::decode). They have no zero points.
+///
+/// In JSON it is `{"bits": 4, "group": 128, "zero_points": false, "scale_dtype": "f16"}`, with
+/// `"bits": "e2m1"` or `"bits": "e4m3"` for floats.
 ///
 /// ```
 /// use marlin_format::{GroupSize, QuantSpec};
@@ -274,6 +209,7 @@ pub struct ScaleSpec {
 /// let spec = QuantSpec::int4(GroupSize::G128);
 /// assert_eq!(spec.to_string(), "int4 g128 f16");
 /// assert_eq!(QuantSpec::int8(GroupSize::Channel).to_string(), "int8 channel f16");
+/// assert_eq!(QuantSpec::nvfp4().to_string(), "e2m1 g16 f32");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "QuantSpecJson", into = "QuantSpecJson")]
@@ -340,6 +276,47 @@ impl QuantSpec {
         Self::new(WeightValue::Int8, group)
     }
 
+    /// Creates the spec of FP8 weights: e4m3 with an f32 scale for each output channel. A weight with
+    /// one scale for all channels repeats it.
+    pub const fn fp8() -> Self {
+        Self::new(WeightValue::E4m3, GroupSize::Channel).with_scale_dtype(ScaleDtype::F32)
+    }
+
+    /// Creates the spec of FP8 weights in blocks of 128 x 128: e4m3 with an f32 scale for each group
+    /// of 128 rows. The columns of a block repeat its scale.
+    pub const fn fp8_blocks() -> Self {
+        Self::fp8().with_group(GroupSize::G128)
+    }
+
+    /// Creates the spec of MXFP4 weights (OCP Microscaling Formats 1.0): e2m1 in groups of 32 whose
+    /// scales are powers of two.
+    pub const fn mxfp4() -> Self {
+        Self::new(WeightValue::E2m1, GroupSize::G32).with_scale_dtype(ScaleDtype::F32)
+    }
+
+    /// Creates the spec of NVFP4 weights: e2m1 in groups of 16. A scale is the product of the e4m3
+    /// scale of the group and the f32 scale of the tensor.
+    pub const fn nvfp4() -> Self {
+        Self::new(WeightValue::E2m1, GroupSize::G16).with_scale_dtype(ScaleDtype::F32)
+    }
+
+    /// The formats of floats to which models are quantised: FP8 with a scale for each output channel,
+    /// MXFP4 and NVFP4.
+    pub const FLOAT_FORMATS: [(&'static str, Self); 3] = [
+        ("fp8", Self::fp8()),
+        ("mxfp4", Self::mxfp4()),
+        ("nvfp4", Self::nvfp4()),
+    ];
+
+    /// Returns the name of the format among [`FLOAT_FORMATS`](Self::FLOAT_FORMATS), whatever the
+    /// dtype of the scales; `None` for others.
+    pub fn float_format(&self) -> Option<&'static str> {
+        Self::FLOAT_FORMATS
+            .iter()
+            .find(|(_, spec)| spec.with_scale_dtype(self.scales.dtype) == *self)
+            .map(|(name, _)| *name)
+    }
+
     /// Returns the spec with other values.
     pub const fn with_value(self, value: WeightValue) -> Self {
         Self { value, ..self }
@@ -371,6 +348,24 @@ impl QuantSpec {
     /// Returns true if every group has a zero point.
     pub const fn has_zero_points(&self) -> bool {
         matches!(self.scales.zero_point, ZeroPoint::Integer)
+    }
+
+    /// Checks that the values can have these groups and zero points.
+    ///
+    /// # Errors
+    /// [`FormatError::ValueGroup`], [`FormatError::FloatZeroPoints`].
+    pub fn check(&self) -> Result<(), FormatError> {
+        let Self { value, scales } = *self;
+        if !value.groups().contains(&scales.group) {
+            return Err(FormatError::ValueGroup {
+                value,
+                group: scales.group,
+            });
+        }
+        if !value.zero_points().contains(&scales.zero_point) {
+            return Err(FormatError::FloatZeroPoints { value });
+        }
+        Ok(())
     }
 
     /// Checks that a weight of any format can have `k` input and `n` output features.

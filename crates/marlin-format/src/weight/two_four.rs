@@ -6,8 +6,8 @@ use rayon::prelude::*;
 
 use super::quantize::quantize_rtn;
 use super::{PlainParts, PlainWeight, QuantSpec, Sparsity, WeightDescriptor};
+use crate::FormatError;
 use crate::layout::{MetadataLayout, PlainLayout};
-use crate::{FormatError, WeightValue};
 
 impl PlainWeight {
     /// Returns the weight with every value stored. A dense weight is borrowed unchanged.
@@ -52,9 +52,9 @@ impl PlainWeight {
             return Ok(Cow::Borrowed(self));
         }
         self.descriptor().with_sparsity(Sparsity::TwoFour).check()?;
-        let (qweight, metadata) = match self.spec().value {
-            WeightValue::Int4 => self.compressed::<8>()?,
-            WeightValue::Int8 => self.compressed::<4>()?,
+        let (qweight, metadata) = match self.spec().value.per_word() {
+            8 => self.compressed::<8>()?,
+            _ => self.compressed::<4>()?,
         };
         let parts = PlainParts {
             k: self.k(),
@@ -122,6 +122,7 @@ impl PlainWeight {
     /// Any other weight is returned unchanged.
     pub fn detect_two_four(self) -> Self {
         let is_candidate = self.metadata().is_none()
+            && !self.spec().value.is_float()
             && self.row_permutation().is_none()
             && self.k().is_multiple_of(32);
         // Nearly every dense weight fails this test, before memory for the 2:4 form is allocated.
@@ -161,9 +162,9 @@ pub fn expand_two_four(
     metadata: &[u32],
     zero_points: Option<&[u32]>,
 ) -> Vec<u32> {
-    match descriptor.spec().value {
-        WeightValue::Int4 => expanded::<8>(descriptor, kept, metadata, zero_points),
-        WeightValue::Int8 => expanded::<4>(descriptor, kept, metadata, zero_points),
+    match descriptor.spec().value.per_word() {
+        8 => expanded::<8>(descriptor, kept, metadata, zero_points),
+        _ => expanded::<4>(descriptor, kept, metadata, zero_points),
     }
 }
 

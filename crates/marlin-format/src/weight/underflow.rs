@@ -4,17 +4,18 @@ use half::{bf16, f16};
 
 use super::spec::{QuantSpec, ScaleDtype};
 use super::{PlainWeight, Scales};
+#[cfg(doc)]
+use crate::WeightValue;
 
 impl QuantSpec {
     /// Returns the scale of a group with values in `low..=high`, before rounding to its dtype. The
-    /// range must include 0. The scale is `max|w| / (top / 2)`, or with zero points
-    /// `(high - low) / top`, where `top` is the largest q, 15 or 255.
+    /// range must include 0. The scale is `max|w|` divided by the [largest](WeightValue::largest)
+    /// value, or with zero points `(high - low) / top`, where `top` is the largest q, 15 or 255.
     pub fn exact_scale(&self, low: f32, high: f32) -> f32 {
-        let top = self.value.max();
         match self.has_zero_points() {
             // In f64: the range of finite f32 values can be infinite in f32.
-            true => ((f64::from(high) - f64::from(low)) / f64::from(top)) as f32,
-            false => high.max(-low) / (f32::from(top) / 2.0),
+            true => ((f64::from(high) - f64::from(low)) / f64::from(self.value.max())) as f32,
+            false => high.max(-low) / self.value.largest(),
         }
     }
 

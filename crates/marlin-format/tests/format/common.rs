@@ -100,10 +100,10 @@ pub fn cases(cases: u32) -> ProptestConfig {
     }
 }
 
-/// Returns every spec.
+/// Returns every spec of integers.
 pub fn all_specs() -> impl Iterator<Item = QuantSpec> {
-    WeightValue::ALL.into_iter().flat_map(|bits| {
-        GroupSize::ALL.into_iter().flat_map(move |group| {
+    WeightValue::INTEGERS.into_iter().flat_map(|bits| {
+        GroupSize::INTEGERS.into_iter().flat_map(move |group| {
             [false, true].into_iter().flat_map(move |zero_points| {
                 [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32].map(|scale_dtype| {
                     QuantSpec::new(bits, group)
@@ -113,6 +113,16 @@ pub fn all_specs() -> impl Iterator<Item = QuantSpec> {
             })
         })
     })
+}
+
+/// Returns the specs of floats.
+pub fn float_specs() -> [QuantSpec; 4] {
+    [
+        QuantSpec::fp8(),
+        QuantSpec::fp8_blocks(),
+        QuantSpec::nvfp4(),
+        QuantSpec::mxfp4(),
+    ]
 }
 
 pub fn any_spec() -> impl Strategy<Value = QuantSpec> {
@@ -132,6 +142,12 @@ pub fn any_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
     })
 }
 
+/// Generates the same problems, half of them with floats.
+pub fn any_problem_with_floats() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
+    let specs = prop::option::of(prop::sample::select(float_specs().to_vec()));
+    (any_problem(), specs).prop_map(|((k, n, spec), floats)| (k, n, floats.unwrap_or(spec)))
+}
+
 /// Generates the same problems with 4 bits only, for formats that support no other width.
 pub fn any_int4_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
     any_problem().prop_map(|(k, n, spec)| (k, n, spec.with_value(WeightValue::Int4)))
@@ -145,7 +161,10 @@ pub fn random_parts(
     act_order: bool,
 ) -> PlainParts {
     let max = spec.value.max();
-    let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
+    let q: Vec<u8> = (0..k * n)
+        .map(|_| rng.random_range(0..=max))
+        .map(|code| if spec.value.is_nan(code) { 0 } else { code })
+        .collect();
     let groups = spec.scales.group.count(k) * n;
     let scales: Vec<f32> = (0..groups).map(|_| rng.random_range(0.001..0.1)).collect();
     let mut permutation: Vec<u32> = (0..k as u32).collect();

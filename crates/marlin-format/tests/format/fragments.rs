@@ -180,9 +180,9 @@ fn a_value(
 ) -> u8 {
     let word =
         |tile_row: usize| words[(tile_row * columns + tile_column) * 128 + 4 * lane + sub_tile];
-    match bits {
-        WeightValue::Int4 => (word(step) >> (4 * [0, 4, 1, 5, 2, 6, 3, 7][i]) & 15) as u8,
-        WeightValue::Int8 => (word(2 * step + i / 4) >> (8 * (i % 4)) & 255) as u8,
+    match bits.bits() {
+        4 => (word(step) >> (4 * [0, 4, 1, 5, 2, 6, 3, 7][i]) & 15) as u8,
+        _ => (word(2 * step + i / 4) >> (8 * (i % 4)) & 255) as u8,
     }
 }
 
@@ -194,6 +194,8 @@ fn a_lane_holds_the_a_fragment_of_the_transposed_weight() {
     for spec in [
         QuantSpec::int4(GroupSize::Channel),
         QuantSpec::int8(GroupSize::Channel),
+        QuantSpec::nvfp4(),
+        QuantSpec::fp8(),
     ] {
         let weight = random_weight(&mut rng(), k, n, spec, false);
         let words = MarlinLayout::in_chunks(k, n, spec.value)

@@ -21,7 +21,7 @@ use crate::common::rng;
 
 /// The tokens inserted into texts: words and symbols of configs, patterns and headers, and numbers
 /// that are edge cases.
-const TOKENS: [&str; 31] = [
+const TOKENS: [&str; 37] = [
     "2",
     "4",
     "8",
@@ -49,8 +49,14 @@ const TOKENS: [&str; 31] = [
     "auto_round:auto_awq",
     "dynamic",
     "extra_config",
+    "float",
+    "fp8",
+    "NVFP4",
     "I32",
     "F16",
+    "F8_E4M3",
+    "F8_E8M0",
+    "U8",
     "l.g_idx",
     "shape",
 ];
@@ -135,8 +141,8 @@ fn seeds_are_accepted() {
         assert!(folder.tensors(seed), "selector {}", seed[0]);
     }
     // GPTQ in two versions and pack-quantized, each in 16 specs; AWQ in eight; Marlin in two; 2:4
-    // with two sets of names, in four each.
-    assert_eq!(seeds.len(), 3 * 16 + 8 + 2 + 2 * 4);
+    // with two sets of names, in four each; FP8 by four configs, in two each; three formats of FP4.
+    assert_eq!(seeds.len(), 3 * 16 + 8 + 2 + 2 * 4 + 4 * 2 + 3);
 }
 
 #[test]

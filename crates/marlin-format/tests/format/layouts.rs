@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::common::{any_problem, cases, numbered_scales, random_weight, rng};
+use crate::common::{
+    any_problem, any_problem_with_floats, cases, numbered_scales, random_weight, rng,
+};
 
 /// Values of K and N around the edges of words and tiles.
 const EDGES: [usize; 14] = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 129];
@@ -172,12 +174,12 @@ proptest! {
     #![proptest_config(cases(60))]
 
     #[test]
-    fn marlin_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
+    fn marlin_pack_and_unpack_are_inverse((k, n, spec) in any_problem_with_floats(), seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, false);
         let in_chunks = MarlinLayout::in_chunks(k, n, spec.value);
         let layouts = match spec.value {
             WeightValue::Int4 => vec![MarlinLayout::new(k, n), in_chunks, MarlinLayout::new_padded(k, n, 128, 256).unwrap()],
-            WeightValue::Int8 => vec![in_chunks],
+            _ => vec![in_chunks],
         };
         for layout in layouts {
             let words = layout.pack(&weight).unwrap();
@@ -192,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn scales_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
+    fn scales_pack_and_unpack_are_inverse((k, n, spec) in any_problem_with_floats(), seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, false);
         for marlin in [MarlinLayout::new(k, n), MarlinLayout::new_padded(k, n, 256, 128).unwrap()] {
             let layout = ScaleLayout::new(&marlin, spec.scales.group);

@@ -149,7 +149,7 @@ fn any_sparse_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
         1..20usize,
         1..4usize,
         group,
-        prop::sample::select(WeightValue::ALL.to_vec()),
+        prop::sample::select(WeightValue::INTEGERS.to_vec()),
     )
         .prop_map(|(k, n, group, bits)| (32 * k, 64 * n, QuantSpec::new(bits, group)))
 }
@@ -202,6 +202,11 @@ fn what_the_published_files_do_not_hold_is_refused() {
             Err(FormatError::Marlin24Spec { found })
         );
     }
+    let found = QuantSpec::fp8();
+    assert_eq!(
+        marlin24::check(128, 64, &found),
+        Err(FormatError::Marlin24Spec { found })
+    );
     let error = write(&sparse_weight(rng, 144, 64, spec));
     assert_eq!(
         error,
@@ -236,7 +241,7 @@ fn two_groups_of_each_packer() {
 #[test]
 fn every_place_holds_one_value() {
     let (k, n) = (96, 128);
-    for bits in WeightValue::ALL {
+    for bits in WeightValue::INTEGERS {
         let layout = Marlin24Layout::new(k, n, bits).unwrap();
         let [rows, columns] = layout.shape();
         let places: HashSet<_> = (0..k / 2)

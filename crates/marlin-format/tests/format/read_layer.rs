@@ -11,8 +11,10 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt};
 
-use crate::common::{LAYER, all_specs, checkpoint, message, random_weight, rng, sparse_weight};
-use crate::{awq, gptq, marlin_files, marlin24};
+use crate::common::{
+    LAYER, all_specs, checkpoint, float_specs, message, random_weight, rng, sparse_weight,
+};
+use crate::{awq, fp4, fp8, gptq, marlin_files, marlin24};
 
 /// Returns the same format with another spec.
 fn with_spec(format: LayerFormat, spec: QuantSpec) -> LayerFormat {
@@ -24,15 +26,17 @@ fn with_spec(format: LayerFormat, spec: QuantSpec) -> LayerFormat {
         }
         LayerFormat::Marlin(_) => LayerFormat::Marlin(spec),
         LayerFormat::Marlin24(_, names) => LayerFormat::Marlin24(spec, names),
+        // Formats of floats have no other specs.
         other => other,
     }
 }
 
-/// Returns a layer in every format, in 4 and 8 bits where the format supports both.
+/// Returns a layer in every format, in 4 and 8 bits where the format supports both, and in every
+/// format of floats.
 fn samples(rng: &mut StdRng) -> Vec<(LayerFormat, Vec<TensorData>)> {
     let mut samples = Vec::new();
     let group = GroupSize::G32;
-    for bits in WeightValue::ALL {
+    for bits in WeightValue::INTEGERS {
         for zero_points in [false, true] {
             let spec = QuantSpec::new(bits, group).with_zero_point(zero_points.into());
             let weight = random_weight(rng, 100, 20, spec, true);
@@ -74,6 +78,18 @@ fn samples(rng: &mut StdRng) -> Vec<(LayerFormat, Vec<TensorData>)> {
             awq::published(&random_weight(rng, 100, 24, spec, false)),
         ));
     }
+    for format in fp8::FORMATS {
+        samples.push((
+            LayerFormat::Fp8(format),
+            fp8::published(rng, 150, 140, format),
+        ));
+    }
+    for format in fp4::FORMATS {
+        samples.push((
+            LayerFormat::Fp4(format),
+            fp4::published(rng, 72, 20, format),
+        ));
+    }
     samples
 }
 
@@ -104,6 +120,9 @@ fn mutate(rng: &mut StdRng, format: &mut LayerFormat, tensors: &mut Vec<TensorDa
                         Dtype::F16,
                         Dtype::BF16,
                         Dtype::F32,
+                        Dtype::U8,
+                        Dtype::F8_E4M3,
+                        Dtype::F8_E8M0,
                     ]
                     .choose(rng)
                     .unwrap()
@@ -178,6 +197,26 @@ fn joined_layers_go_into_recycled_memory() {
             }
         }
     }
+}
+
+/// The formats of integers do not hold floats, even in tensors of the same shapes.
+#[test]
+fn integers_are_not_read_as_floats() {
+    let rng = &mut rng();
+    let mut refused = 0;
+    for (format, tensors) in samples(rng) {
+        for spec in float_specs() {
+            let other = with_spec(format, spec);
+            if other != format {
+                let (_folder, checkpoint) = checkpoint(&tensors);
+                let error = read_layer(&checkpoint, LAYER, &other).unwrap_err();
+                assert!(message(&error).contains(LAYER), "{other}: {error}");
+                refused += 1;
+            }
+        }
+    }
+    // GPTQ in eight samples, pack-quantized in four, 2:4 in four, Marlin in one, AWQ in two.
+    assert_eq!(refused, 4 * (8 + 4 + 4 + 1 + 2));
 }
 
 /// A mutated layer is read as a consistent weight, or causes an error that names the layer, but

@@ -12,20 +12,20 @@ fn group_sizes_convert_both_ways() {
     }
     assert_eq!(
         GroupSize::ALL.map(|group| group.to_string()),
-        ["channel", "g128", "g64", "g32"]
+        ["channel", "g128", "g64", "g32", "g16"]
     );
 }
 
 #[test]
 fn other_group_sizes_are_refused() {
-    for found in [0, 1, 16, -2, 256, i64::MIN, i64::MAX] {
+    for found in [0, 1, 8, -2, 256, i64::MIN, i64::MAX] {
         assert_eq!(
             GroupSize::try_from(found),
             Err(FormatError::GroupSize { found })
         );
         assert!(serde_json::from_str::<GroupSize>(&found.to_string()).is_err());
     }
-    for text in ["", "g16", "G128", "channels", "12 8"] {
+    for text in ["", "g8", "G128", "channels", "12 8"] {
         assert_eq!(
             text.parse::<GroupSize>(),
             Err(FormatError::GroupSizeName { found: text.into() })
@@ -42,7 +42,7 @@ fn widths_convert_both_ways() {
         assert_eq!(
             (
                 WeightValue::try_from(number),
-                i64::from(bits),
+                bits.bits() as i64,
                 bits.to_string().as_str()
             ),
             (Ok(bits), number, shown)
@@ -60,13 +60,66 @@ fn widths_convert_both_ways() {
     }
 }
 
-/// Checks each width: 2^bits values, as many values per word as fit, and a midpoint in their
-/// middle.
+#[test]
+fn floats_convert_both_ways_by_name() {
+    for (value, shown) in [(WeightValue::E2m1, "e2m1"), (WeightValue::E4m3, "e4m3")] {
+        assert_eq!(value.to_string(), shown);
+        let json = serde_json::to_string(&value).unwrap();
+        assert_eq!(json, format!("\"{shown}\""));
+        assert_eq!(serde_json::from_str::<WeightValue>(&json).unwrap(), value);
+    }
+    for found in ["e5m2", "E4M3", "int4", "4", ""] {
+        let json = format!("\"{found}\"");
+        let error = serde_json::from_str::<WeightValue>(&json).unwrap_err();
+        let found = found.to_string();
+        assert_eq!(
+            error.to_string(),
+            FormatError::ValueName { found }.to_string()
+        );
+    }
+}
+
+/// Checks the groups of every kind of values: integers have no groups of 16, and of floats each
+/// published format has its own.
+#[test]
+fn values_have_their_own_groups() {
+    for (value, groups) in [
+        (WeightValue::Int4, vec!["channel", "g128", "g64", "g32"]),
+        (WeightValue::Int8, vec!["channel", "g128", "g64", "g32"]),
+        (WeightValue::E2m1, vec!["g32", "g16"]),
+        (WeightValue::E4m3, vec!["channel", "g128"]),
+    ] {
+        for group in GroupSize::ALL {
+            let spec = QuantSpec::new(value, group);
+            if groups.contains(&group.to_string().as_str()) {
+                assert_eq!(spec.check(), Ok(()), "{spec}");
+            } else {
+                let error = FormatError::ValueGroup { value, group };
+                assert_eq!(spec.check(), Err(error), "{spec}");
+            }
+        }
+        let zero_points = QuantSpec::new(value, value.groups()[0]).with_zero_points();
+        if value.is_float() {
+            let error = FormatError::FloatZeroPoints { value };
+            assert_eq!(zero_points.check(), Err(error));
+        } else {
+            assert_eq!(zero_points.check(), Ok(()));
+        }
+    }
+}
+
+/// Checks each width: 2^bits values, as many values per word as fit, and of integers a midpoint in
+/// their middle.
 #[test]
 fn widths_follow_from_their_count() {
     for bits in WeightValue::ALL {
         assert_eq!(usize::from(bits.max()), (1 << bits.bits()) - 1);
-        assert_eq!(usize::from(bits.midpoint()), 1 << (bits.bits() - 1));
+        let midpoint = if bits.is_float() {
+            0
+        } else {
+            1 << (bits.bits() - 1)
+        };
+        assert_eq!(usize::from(bits.midpoint()), midpoint);
         assert_eq!(bits.per_word() * bits.bits(), 32);
         let word = (0..bits.per_word()).fold(0, |word, slot| {
             word | u32::from(bits.midpoint()) << (bits.bits() * slot)
@@ -116,6 +169,13 @@ fn specs_show_and_serialise() {
     assert_eq!(
         json,
         r#"{"bits":4,"group":-1,"zero_points":true,"scale_dtype":"bf16"}"#
+    );
+    assert_eq!(serde_json::from_str::<QuantSpec>(&json).unwrap(), spec);
+    let spec = QuantSpec::nvfp4();
+    let json = serde_json::to_string(&spec).unwrap();
+    assert_eq!(
+        json,
+        r#"{"bits":"e2m1","group":16,"zero_points":false,"scale_dtype":"f32"}"#
     );
     assert_eq!(serde_json::from_str::<QuantSpec>(&json).unwrap(), spec);
 }

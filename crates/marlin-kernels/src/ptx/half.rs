@@ -12,6 +12,25 @@ pub fn and_here(a: u32, b: u32) -> u32 {
     read::<u32>(d)
 }
 
+/// `lop3`: returns `(a & mask) | c`. If `stays`, it is computed where this function is called; see
+/// [`and_here`].
+#[cube]
+pub fn lop3_and_or(a: u32, #[comptime] mask: u32, c: u32, #[comptime] stays: bool) -> u32 {
+    let d: u32;
+    if comptime!(stays) {
+        gpu_asm!(
+            "lop3.b32 {d}, {a}, {m}, {c}, 0xea;",
+            d = out(_) d, a = in(_) read::<u32>(a), m = const mask, c = in(_) read::<u32>(c)
+        );
+    } else {
+        gpu_asm!(
+            "lop3.b32 {d}, {a}, {m}, {c}, 0xea;",
+            d = out(_) d, a = in(_) read::<u32>(a), m = const mask, c = in(_) read::<u32>(c), options(pure, nomem)
+        );
+    }
+    read::<u32>(d)
+}
+
 /// Returns `a - b` of two pairs of f16.
 #[cube]
 pub fn sub_f16x2(a: u32, b: u32) -> u32 {

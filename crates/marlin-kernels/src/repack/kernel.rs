@@ -32,7 +32,8 @@ pub(super) fn words(
     let row = tile / tiles_n * 2;
 
     let mut word = 0u32.runtime();
-    if comptime!(value == WeightValue::Int4) {
+    let padding = comptime!(value.padding_word());
+    if comptime!(value.bits() == 4) {
         let shift = lane % 4 * 8;
         #[unroll]
         for pair in 0..4u32 {
@@ -40,8 +41,8 @@ pub(super) fn words(
             // in rows 8 to 15.
             let row = row + comptime!(pair / 2);
             let column = column + comptime!(pair % 2 * 8);
-            // Beyond the padding of the plain layout, every value is 8.
-            let mut two = 0x88u32.runtime();
+            // Beyond the padding of the plain layout, every value is padding, too.
+            let mut two = comptime!(padding & 0xff).runtime();
             if row < plain_rows && column < plain_columns {
                 two = plain[(row * plain_columns + column) as usize] >> shift;
             }
@@ -54,14 +55,76 @@ pub(super) fn words(
         #[unroll]
         for pair in 0..2u32 {
             let column = column + comptime!(pair * 8);
-            let mut two = 0x8080u32.runtime();
+            let mut two = comptime!(padding & 0xffff).runtime();
             if row < plain_rows && column < plain_columns {
                 two = (plain[(row * plain_columns + column) as usize] >> shift) & 0xffffu32;
             }
             word |= two << comptime!(16 * pair);
         }
     }
+    word = scattered(word, value);
     out[ABSOLUTE_POS] = word;
+}
+
+/// Moves the bits of the floats of a word to their order in the tile layout; see
+/// [`scatter_bits`](marlin_format::layout::scatter_bits).
+#[cube]
+fn scattered(word: u32, #[comptime] value: WeightValue) -> u32 {
+    match comptime!(value) {
+        WeightValue::Int4 | WeightValue::Int8 => word,
+        WeightValue::E2m1 => {
+            let signs = ((word & 0x0008_0008u32) << 12u32)
+                | ((word & 0x0080_0080u32) << 5u32)
+                | ((word & 0x0800_0800u32) << 3u32)
+                | ((word & 0x8000_8000u32) >> 2u32);
+            signs
+                | ((word & 0x0007_0007u32) << 9u32)
+                | ((word & 0x0070_0070u32) << 2u32)
+                | ((word & 0x0700_0700u32) >> 5u32)
+                | ((word & 0x7000_7000u32) >> 12u32)
+        }
+        WeightValue::E4m3 => {
+            let signs = ((word & 0x0000_0080u32) << 8u32)
+                | ((word & 0x0000_8000u32) << 16u32)
+                | ((word & 0x0080_0000u32) >> 9u32)
+                | ((word & 0x8000_0000u32) >> 1u32);
+            signs
+                | ((word & 0x0000_007fu32) << 7u32)
+                | ((word & 0x0000_7f00u32) << 15u32)
+                | ((word & 0x007f_0000u32) >> 16u32)
+                | ((word & 0x7f00_0000u32) >> 8u32)
+        }
+    }
+}
+
+/// Moves the bits of the floats of a word of the tile layout back to nibbles or bytes.
+#[cube]
+fn gathered(word: u32, #[comptime] value: WeightValue) -> u32 {
+    match comptime!(value) {
+        WeightValue::Int4 | WeightValue::Int8 => word,
+        WeightValue::E2m1 => {
+            let signs = ((word >> 12u32) & 0x0008_0008u32)
+                | ((word >> 5u32) & 0x0080_0080u32)
+                | ((word >> 3u32) & 0x0800_0800u32)
+                | ((word << 2u32) & 0x8000_8000u32);
+            signs
+                | ((word >> 9u32) & 0x0007_0007u32)
+                | ((word >> 2u32) & 0x0070_0070u32)
+                | ((word << 5u32) & 0x0700_0700u32)
+                | ((word << 12u32) & 0x7000_7000u32)
+        }
+        WeightValue::E4m3 => {
+            let signs = ((word >> 8u32) & 0x0000_0080u32)
+                | ((word >> 16u32) & 0x0000_8000u32)
+                | ((word << 9u32) & 0x0080_0000u32)
+                | ((word << 1u32) & 0x8000_0000u32);
+            signs
+                | ((word >> 7u32) & 0x0000_007fu32)
+                | ((word >> 15u32) & 0x0000_7f00u32)
+                | ((word << 16u32) & 0x007f_0000u32)
+                | ((word << 8u32) & 0x7f00_0000u32)
+        }
+    }
 }
 
 /// Converts words of the tile layout to words of the plain layout. With 4 bits, the eight weights
@@ -85,18 +148,19 @@ pub(super) fn plain_words(
     let first = tile * TILE_WORDS + column % 8 * 16 + column % TILE_N / 16;
 
     let mut word = 0u32.runtime();
-    if comptime!(value == WeightValue::Int4) {
+    if comptime!(value.bits() == 4) {
         let shift = (row % 2 * 2 + column % 16 / 8) * 4;
         #[unroll]
         for t in 0..4u32 {
-            let four = tiles[(first + comptime!(4 * t)) as usize] >> shift;
+            let four = gathered(tiles[(first + comptime!(4 * t)) as usize], value) >> shift;
             word |= ((four & 15u32) | ((four >> 16u32) & 15u32) << 4u32) << comptime!(8 * t);
         }
     } else {
         let shift = column % 16 / 8 * 16;
         #[unroll]
         for t in 0..2u32 {
-            let two = tiles[(first + row % 2 * 8 + comptime!(4 * t)) as usize] >> shift;
+            let index = first + row % 2 * 8 + comptime!(4 * t);
+            let two = gathered(tiles[index as usize], value) >> shift;
             word |= (two & 0xffffu32) << comptime!(16 * t);
         }
     }

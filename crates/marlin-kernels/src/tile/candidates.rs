@@ -4,7 +4,7 @@ use super::config::Config;
 use super::shape::{Product, Tile};
 use crate::Epilogue;
 use crate::device::WGMMA_CAPABILITY;
-use marlin_format::{GroupSize, Sparsity, WeightValue};
+use marlin_format::{GroupSize, Sparsity, WeightValue, ZeroPoint};
 
 /// The candidate tiles for weights of 4 bits, each with the nanoseconds that one chunk takes on an
 /// otherwise idle multiprocessor of an H200 (groups of 128, f16). Deep tiles split a column among
@@ -89,9 +89,9 @@ const BYTE_TILES: [(Tile, u32); 19] = [
 
 /// The tiles for weights of a width, with their nanoseconds.
 const fn candidates(value: WeightValue) -> &'static [(Tile, u32)] {
-    match value {
-        WeightValue::Int4 => &NIBBLE_TILES,
-        WeightValue::Int8 => &BYTE_TILES,
+    match value.bits() {
+        4 => &NIBBLE_TILES,
+        _ => &BYTE_TILES,
     }
 }
 
@@ -172,7 +172,7 @@ fn tiles(capability: u32, value: WeightValue) -> impl Iterator<Item = Tile> {
 /// an arbitrary format and with each supported epilogue. The caller must use only properties that
 /// do not depend on the format.
 pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
-    WeightValue::ALL.into_iter().flat_map(move |value| {
+    WeightValue::INTEGERS.into_iter().flat_map(move |value| {
         let format = move |tile: &Tile, epilogue| Format {
             group: GroupSize::Channel,
             value,
@@ -192,21 +192,23 @@ pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
 /// Returns every configuration that can run on a card of compute capability `capability` (80 for
 /// 8.0) with `shared_limit` bytes of shared memory per block.
 pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
-    let values = WeightValue::ALL
-        .into_iter()
-        .flat_map(|value| Sparsity::ALL.map(|sparsity| (value, sparsity)));
-    let formats = values.flat_map(|(value, sparsity)| {
-        GroupSize::ALL.into_iter().flat_map(move |group| {
-            [(false, false), (false, true), (true, false), (true, true)].map(
-                |(zero_points, bf16)| Format {
+    let formats = WeightValue::ALL.into_iter().flat_map(|value| {
+        let groups = value
+            .sparsities()
+            .iter()
+            .flat_map(move |&sparsity| value.groups().iter().map(move |&group| (sparsity, group)));
+        groups.flat_map(move |(sparsity, group)| {
+            let zero_points = value.zero_points().iter();
+            zero_points.flat_map(move |&zero_point| {
+                [false, true].map(|bf16| Format {
                     group,
                     value,
-                    zero_points,
+                    zero_points: zero_point == ZeroPoint::Integer,
                     bf16,
                     sparsity,
                     epilogue: Epilogue::None,
-                },
-            )
+                })
+            })
         })
     });
     let with_epilogues =
@@ -306,6 +308,24 @@ fn spills(config: &Config, capability: u32) -> bool {
     // after the matmul, which costs less than another tile.
     if config.is_gated() && config.tile.is_wgmma() && tile == (8, 4, 1) {
         return true;
+    }
+    if config.value == WeightValue::E4m3 {
+        return match (product, capability, tile) {
+            (Product::Wgmma, _, (8, 4, 1)) => group == GroupSize::Channel,
+            (Product::MmaSync, 86 | 89, (8, 4, 1)) => true,
+            (Product::MmaSync, 80, (1, 2, 4)) => group == GroupSize::Channel,
+            (Product::MmaSync, 80, (2, 2, 4)) => group == GroupSize::G128,
+            _ => false,
+        };
+    }
+    if config.value == WeightValue::E2m1 {
+        return match (product, capability, tile) {
+            (Product::MmaSync, _, (1, 1, 8)) => true,
+            (Product::MmaSync, 80 | 86 | 89, (4, 2, 4) | (4, 4, 2)) => group == GroupSize::G16,
+            (Product::MmaSync, 86 | 89, (2, 1, 8)) => group == GroupSize::G32,
+            (Product::Wgmma, _, (16, 8, 1)) => group == GroupSize::G16 && config.is_gated(),
+            _ => false,
+        };
     }
     if config.value == WeightValue::Int8 {
         return match (product, capability, tile) {

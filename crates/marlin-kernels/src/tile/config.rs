@@ -16,7 +16,8 @@ pub struct Config {
     pub group: GroupSize,
     /// Width of a weight.
     pub value: WeightValue,
-    /// True if the weight has zero points; otherwise they are the middle everywhere, 8 or 128.
+    /// True if the weight has zero points; otherwise they are the middle everywhere: 8 or 128, or 0
+    /// for floats.
     pub zero_points: bool,
     /// True if activations, scales, bias and output are in bf16; otherwise f16.
     pub bf16: bool,
@@ -89,9 +90,9 @@ impl Config {
     /// Returns the number of tiles of words, one below the other, that a step of a chunk reads. A
     /// tile of 8-bit values has only 8 stored rows, so a step reads two.
     pub(crate) const fn tiles_in_step(&self) -> usize {
-        match self.value {
-            WeightValue::Int4 => 1,
-            WeightValue::Int8 => 2,
+        match self.value.bits() {
+            4 => 1,
+            _ => 2,
         }
     }
 
@@ -103,6 +104,7 @@ impl Config {
     /// Returns the number of groups in a chunk; 1 if a group has at least as many rows as a chunk.
     pub const fn groups_in_chunk(&self) -> usize {
         match (self.group, self.tile.chunk_rows()) {
+            (GroupSize::G16, rows) => rows / 16,
             (GroupSize::G32, rows) => rows / 32,
             (GroupSize::G64, rows) => rows / 64,
             _ => 1,
@@ -125,8 +127,9 @@ impl Config {
             // Accumulators can be read only between groups, if a group's first product replaces
             // them. `wgmma.sp` always adds to its accumulators.
             (_, Product::SparseWgmma) => 0,
-            (_, Product::Wgmma) if self.value == WeightValue::Int8 => 0,
+            (_, Product::Wgmma) if self.value != WeightValue::Int4 => 0,
             (1, Product::Wgmma) => 2,
+            (_, Product::MmaSync) if self.value == WeightValue::E2m1 => 2,
             _ => 1,
         };
         self.grouped() && self.tile.batch_tiles <= most
@@ -147,6 +150,13 @@ impl Config {
             && self.tile.batch_tiles <= 2
             && !self.tile.is_sparse()
             && self.value == WeightValue::Int4
+    }
+
+    /// Returns true if the bits of floats are multiplied as f16, and the sums are multiplied by the
+    /// power of two that makes them the numbers. Sums of bf16 would leave the range of f32, and
+    /// scales would leave that of f16.
+    pub(crate) fn lifts_sums(&self) -> bool {
+        self.value.is_float() && !self.bf16 && (self.scales_sums() || !self.grouped())
     }
 
     /// Returns true if a warp multiplies the two chunks of a group in two consecutive steps, so

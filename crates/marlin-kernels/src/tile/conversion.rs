@@ -3,8 +3,10 @@
 use marlin_format::WeightValue;
 
 /// The instructions that convert packed values to pairs of operands of a product, by the kind of
-/// the values and the dtype of the activations. Each makes the values the last bits of a float
-/// whose last bit is 1 or 1/16, and subtracts the rest of that float with the zero point.
+/// the values and the dtype of the activations. Those of integers make the values the last bits of
+/// a float whose last bit is 1 or 1/16, and subtract the rest of that float with the zero point.
+/// Those of floats move the sign, exponent and mantissa to their places
+/// ([`floats`](super::floats)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Conversion {
     /// 4-bit integers to f16: a nibble is the end of 1024 + q, the next one of 1024 + 16q.
@@ -15,6 +17,14 @@ pub(crate) enum Conversion {
     Int8ToF16,
     /// 8-bit integers to bf16: a byte is the end of 2^23 + q in f32, and the difference is rounded.
     Int8ToBf16,
+    /// e2m1 to f16: the bits of a code in f16 are the number divided by 2^14.
+    E2m1ToF16,
+    /// e2m1 to bf16: the bits of a code in bf16 are the number divided by 2^126.
+    E2m1ToBf16,
+    /// e4m3 to f16: the bits of a code in f16 are the number divided by 2^8.
+    E4m3ToF16,
+    /// e4m3 to bf16: the bits of a code in bf16 are the number divided by 2^120.
+    E4m3ToBf16,
 }
 
 impl Conversion {
@@ -25,6 +35,32 @@ impl Conversion {
             (WeightValue::Int4, true) => Self::Int4ToBf16,
             (WeightValue::Int8, false) => Self::Int8ToF16,
             (WeightValue::Int8, true) => Self::Int8ToBf16,
+            (WeightValue::E2m1, false) => Self::E2m1ToF16,
+            (WeightValue::E2m1, true) => Self::E2m1ToBf16,
+            (WeightValue::E4m3, false) => Self::E4m3ToF16,
+            (WeightValue::E4m3, true) => Self::E4m3ToBf16,
+        }
+    }
+
+    /// Returns the pair of powers of two that multiplies the bits of floats to their numbers; a
+    /// pair of ones for integers.
+    pub const fn lift(self) -> u32 {
+        match self {
+            Self::E2m1ToF16 => 0x7400_7400,
+            Self::E2m1ToBf16 => 0x7e80_7e80,
+            Self::E4m3ToF16 => 0x5c00_5c00,
+            Self::E4m3ToBf16 => 0x7b80_7b80,
+            Self::Int4ToF16 | Self::Int8ToF16 => 0x3c00_3c00,
+            Self::Int4ToBf16 | Self::Int8ToBf16 => 0x3f80_3f80,
+        }
+    }
+
+    /// Returns the number of [`lift`](Self::lift) as the factor of sums.
+    pub const fn lift_of_sums(self) -> f32 {
+        match self {
+            Self::E2m1ToF16 => 16_384.0,
+            Self::E4m3ToF16 => 256.0,
+            _ => 1.0,
         }
     }
 

@@ -5,7 +5,7 @@ use super::exchange::MAX_BLOCKS;
 use super::shape::{CHUNK_K, Tile};
 use crate::device::MIN_CAPABILITY;
 use crate::{ActivationDtype, Card, Epilogue, QuantProblem};
-use marlin_format::{GroupSize, WeightLayout, WeightValue};
+use marlin_format::{GroupSize, WeightLayout};
 
 /// A launch of a tile kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -179,10 +179,10 @@ fn estimate(problem: &QuantProblem, tile: &Tile, card: &Card) -> f64 {
     // The number of units of a block.
     let share = work.units() as f64 / card.multiprocessors.min(work.units()).max(1) as f64;
     let products = share.ceil() * chunks * chunk_nanoseconds(tile, problem.spec().value);
-    let steps = match problem.spec().value {
-        WeightValue::Int4 => products,
+    let steps = match problem.spec().value.bits() {
+        4 => products,
         // Blocks of the same columns read the same bytes, from memory only once.
-        WeightValue::Int8 => {
+        _ => {
             let bytes = share / work.row_blocks as f64
                 * chunks
                 * format(problem).config(*tile).chunk_bytes() as f64;
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn every_problem_has_a_launch_on_every_card() {
         for card in [H200, RTX_4090, A100] {
-            for group in GroupSize::ALL {
+            for group in GroupSize::INTEGERS {
                 for m in [1, 8, 9, 16, 17, 33, 64, 65, 4096] {
                     for (k, n) in [(128, 1), (4096, 4096), (28672, 8192), (18432, 73728)] {
                         for zero_points in [false, true] {

@@ -2,6 +2,7 @@
 
 use super::config::Config;
 use super::conversion::Conversion;
+use super::floats::{e2m1_pair, e4m3_pair};
 use super::sizes::NibbleMasks;
 use crate::ptx::{
     F4, U4, and_here, cvt_halves, fma_bf16x2, fma_f16x2, half_to_f32, lane, ld_shared_2,
@@ -193,11 +194,14 @@ pub(crate) fn stored_ones(#[comptime] is_held: bool, #[comptime] config: Config)
     ones
 }
 
-/// Returns the factors that convert final sums from the units of [`stored`], for columns `groupID`
-/// and `groupID + 8`.
+/// Returns the factors that convert final sums from the units of [`stored`], or of floats that are
+/// not [lifted](Config::lifts_sums), for columns `groupID` and `groupID + 8`.
 pub(crate) fn stored_units(config: &Config) -> (f32, f32) {
     if config.multiplies_subnormals() {
         config.conversion().stored_units()
+    } else if config.lifts_sums() {
+        let lift = config.conversion().lift_of_sums();
+        (lift, lift)
     } else {
         (1.0, 1.0)
     }
@@ -240,7 +244,8 @@ pub(crate) fn column_zeros(group: &Group, #[comptime] j: usize, #[comptime] conf
 }
 
 /// Returns fragment A of `mma.m16n8k16` from the words of [`sub_tile`] `j`, with the registers of
-/// [`stored`]: the weights q - z, multiplied by their scales unless the sums are scaled.
+/// [`stored`]: the weights q - z or the floats, multiplied by their scales unless the sums are
+/// scaled.
 #[cube]
 pub(crate) fn dequantize(
     words: (u32, u32),
@@ -252,8 +257,10 @@ pub(crate) fn dequantize(
     let mut fragment = U4::new(0u32);
     let (low_zero, high_zero) = if comptime!(config.value == WeightValue::Int4) {
         zero_pairs(group, masks, j, config)
-    } else {
+    } else if comptime!(config.value == WeightValue::Int8) {
         byte_zeros(group, j, config)
+    } else {
+        (0u32.runtime(), 0u32.runtime())
     };
     #[unroll]
     for half in 0..2usize {
@@ -278,6 +285,21 @@ pub(crate) fn dequantize(
                 (
                     byte_pair(word, low_zero, 0usize, config),
                     byte_pair(word, high_zero, 2usize, config),
+                )
+            }
+            Conversion::E2m1ToF16 | Conversion::E2m1ToBf16 => (
+                e2m1_pair(words.0, comptime!(2 * half as u32), config),
+                e2m1_pair(words.0, comptime!(2 * half as u32 + 1), config),
+            ),
+            Conversion::E4m3ToF16 | Conversion::E4m3ToBf16 => {
+                let word = if comptime!(half == 0) {
+                    words.0
+                } else {
+                    words.1
+                };
+                (
+                    e4m3_pair(word, false, config),
+                    e4m3_pair(word, true, config),
                 )
             }
         };

@@ -67,6 +67,8 @@ pub(crate) mod cost;
 pub(crate) mod epilogue;
 mod exchange;
 #[cfg(feature = "cubecl-runtime")]
+mod floats;
+#[cfg(feature = "cubecl-runtime")]
 #[allow(
     clippy::manual_is_multiple_of,
     reason = "beside `j / 2`, `j % 2` says where a column's zero point is"

@@ -6,7 +6,7 @@ use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use marlin_format::PlainWeight;
-use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization};
+use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, is_float};
 use marlin_text::{ChatTemplate, Message, TextError, Tokenizer};
 
 use super::reader::{HostLayer, LayerReader};
@@ -194,10 +194,10 @@ impl WeightSource for CheckedWeights<'_> {
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Enough> {
         let (name, [k, n]) = (layer.name.as_str(), layer.dims);
         let checkpoint = self.files.reader.checkpoint;
-        if !self.reads_values
-            && checkpoint.contains_layer(name)
-            && !checkpoint.contains(&format!("{name}.weight"))
-        {
+        let is_float = checkpoint
+            .info(&format!("{name}.weight"))
+            .is_some_and(|weight| is_float(weight.dtype));
+        if !self.reads_values && checkpoint.contains_layer(name) && !is_float {
             self.skip(name);
             return Ok(Projection::Dense(Linear {
                 weight: self.placeholder(),

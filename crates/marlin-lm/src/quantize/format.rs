@@ -42,6 +42,13 @@ impl FileFormat {
                 layer: layer.into(),
                 groups,
             }),
+            Self::Gptq if spec.value.is_float() => Err(ModelError::Quantize {
+                layer: layer.into(),
+                source: FormatError::IntegerFormat {
+                    format: "GPTQ",
+                    value: spec.value,
+                },
+            }),
             Self::Marlin24 => marlin24::check(k, n, spec).map_err(|source| ModelError::Quantize {
                 layer: layer.into(),
                 source,

@@ -9,12 +9,14 @@ use marlin_format::{GroupSize, QuantSpec, WeightValue};
 
 use crate::ModelError;
 
-/// A change to how some layers are quantised. As text it is `skip`, or `bits:8`, `group:g32`, or
-/// both with a comma.
+/// A change to how some layers are quantised. As text it is `skip`, the name of a format of floats,
+/// such as `fp8`, or `bits:8`, `group:g32`, or both with a comma.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Override {
     /// The layers are skipped, and keep their float weights.
     Skip,
+    /// The layers are quantised to a format of floats, one of [`QuantSpec::FLOAT_FORMATS`].
+    Format(QuantSpec),
     /// The layers are quantised with another spec.
     Spec {
         /// The width of the values, if it differs.
@@ -27,7 +29,7 @@ pub enum Override {
 /// A text that is not a valid override.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "`{found}` is no override: {reason}; it is `skip`, or `bits:4`, `bits:8`, `group:g32`, `group:g64`, `group:g128`, `group:channel`, with a comma between bits and group"
+    "`{found}` is no override: {reason}; it is `skip`, `fp8`, `mxfp4`, `nvfp4`, or `bits:4`, `bits:8`, `group:g32`, `group:g64`, `group:g128`, `group:channel`, with a comma between bits and group"
 )]
 pub struct OverrideError {
     found: String,
@@ -44,6 +46,10 @@ impl FromStr for Override {
         };
         if text.trim() == "skip" {
             return Ok(Self::Skip);
+        }
+        let is_named = |(name, _): &(&str, QuantSpec)| text.trim() == *name;
+        if let Some((_, spec)) = QuantSpec::FLOAT_FORMATS.into_iter().find(is_named) {
+            return Ok(Self::Format(spec));
         }
         let (mut value, mut group) = (None, None);
         for setting in text.split(',').map(str::trim) {
@@ -84,6 +90,7 @@ impl fmt::Display for Override {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self {
             Self::Skip => "skip".into(),
+            Self::Format(spec) => spec.float_format().unwrap_or_default().into(),
             Self::Spec { value, group } => {
                 let settings = [
                     value.map(|value| format!("bits:{}", value.bits())),
@@ -158,6 +165,7 @@ impl Overrides {
         match first {
             None => Some(self.spec),
             Some(Override::Skip) => None,
+            Some(Override::Format(spec)) => Some(spec),
             Some(Override::Spec { value, group }) => Some(
                 self.spec
                     .with_value(value.unwrap_or(self.spec.value))

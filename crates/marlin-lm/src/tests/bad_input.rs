@@ -252,16 +252,17 @@ fn configs_are_refused_with_the_file_name() {
         ],
     );
     write(config_json(
-        json!({ "quantization_config": { "quant_method": "fp8" } }),
+        json!({ "quantization_config": { "quant_method": "bitsandbytes" } }),
     ));
     assert_says(
         &open_error(&dir, &options()),
         &[
             "config.json",
             "quant_method",
-            "fp8",
+            "bitsandbytes",
             "gptq",
             "compressed-tensors",
+            "modelopt",
         ],
     );
     // A file with float weights, beside a config that declares 4-bit weights.

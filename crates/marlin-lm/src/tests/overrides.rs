@@ -45,6 +45,8 @@ fn overrides_are_read_and_shown() {
     let spec = |value, group| Override::Spec { value, group };
     for (text, expected) in [
         ("skip", Override::Skip),
+        ("fp8", Override::Format(QuantSpec::fp8())),
+        ("nvfp4", Override::Format(QuantSpec::nvfp4())),
         ("bits:8", spec(Some(WeightValue::Int8), None)),
         ("group:channel", spec(None, Some(GroupSize::Channel))),
         (

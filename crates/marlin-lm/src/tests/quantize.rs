@@ -7,8 +7,10 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use burn::tensor::{Device, FloatDType};
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype, compressed_tensors};
-use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointError, Dtype, Quantization, layer_format, read_layer,
+};
+use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, quantize_rtn};
 use serde_json::json;
 
 use super::folder::logits;
@@ -67,6 +69,9 @@ fn a_quantised_folder_opens_and_computes_what_rounding_gives() {
         QuantSpec::int4(GroupSize::Channel),
         int8,
         int8.with_zero_points(),
+        QuantSpec::fp8(),
+        QuantSpec::mxfp4(),
+        QuantSpec::nvfp4(),
     ];
     for spec in specs {
         let ((_a, source), (_b, target), (_c, rounded)) = (temporary(), temporary(), temporary());
@@ -128,6 +133,7 @@ fn a_quantised_folder_opens_and_computes_what_rounding_gives() {
             Checkpoint::open(&source).unwrap(),
             Checkpoint::open(&target).unwrap(),
         );
+        let quantization = Quantization::read(&target).unwrap();
         let mut dequantized = Weights::new();
         for (name, (shape, _)) in &weights {
             let values = match name
@@ -142,8 +148,14 @@ fn a_quantised_folder_opens_and_computes_what_rounding_gives() {
                     after.tensor(name).unwrap().to_f32().unwrap()
                 }
                 Some(layer) => {
-                    let plain = compressed_tensors::to_plain(&after, layer, &spec).unwrap();
+                    let format = layer_format(quantization.as_ref(), layer).unwrap();
+                    let plain = read_layer(&after, layer, &format).unwrap();
                     let (k, n, values) = (plain.k(), plain.n(), plain.dequantize());
+                    let float = before.tensor(name).unwrap().to_f32().unwrap();
+                    let float: Vec<f32> = (0..k * n).map(|i| float[i % n * k + i / n]).collect();
+                    let rounded = quantize_rtn(&float, k, n, &spec).unwrap().dequantize();
+                    let nearly = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * b.abs();
+                    assert!(values.iter().zip(&rounded).all(nearly), "{spec}: {layer}");
                     (0..n * k).map(|i| values[i % k * n + i / k]).collect()
                 }
             };

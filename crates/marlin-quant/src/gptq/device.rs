@@ -23,8 +23,8 @@ const FIRST_ROWS: usize = 32;
 /// Runs [`gptq_beside`](super::gptq_beside) for a weight in f32 on the device of the sums. Also
 /// returns the quantised values on that device, f32 [K, N].
 ///
-/// Returns `None` for the cases that the host handles: a device that does not round weights, a
-/// weight of another shape or with 2:4 columns, and a weight that is not finite or a scale that
+/// Returns `None` for the cases that the host handles: a device that does not round weights, floats,
+/// a weight of another shape or with 2:4 columns, and a weight that is not finite or a scale that
 /// overflows, whose position the host reports.
 pub(super) fn gptq(
     weight: Tensor<2>,
@@ -34,6 +34,7 @@ pub(super) fn gptq(
 ) -> Result<Option<(Gptq, Tensor<2>)>, QuantError> {
     let (device, [k, n]) = (sums.device(), weight.dims());
     if !rounds(&device)
+        || spec.value.is_float()
         || k != sums.features()
         || n == 0
         || !is_finite(&weight)?

@@ -3,7 +3,7 @@
 use super::{Layer, RowOrder};
 use crate::QuantError;
 use crate::factor::InverseFactor;
-use crate::grid::{Grid, is_two_four, range};
+use crate::grid::{Grid, GroupFormat, is_two_four, range};
 use marlin_format::{PlainWeight, Sparsity};
 use rayon::prelude::*;
 
@@ -26,6 +26,7 @@ pub(super) fn round(
         layer,
         factor,
         weight,
+        format: GroupFormat::of(target, &layer.spec),
     };
     let starts: Vec<usize> = (0..n).step_by(COLUMNS).collect();
     let parts: Vec<Columns> = starts
@@ -67,6 +68,8 @@ struct Rounder<'a> {
     factor: &'a InverseFactor,
     /// The original weight, [K, N].
     weight: &'a [f32],
+    /// The format of the groups.
+    format: GroupFormat,
 }
 
 impl Rounder<'_> {
@@ -86,7 +89,7 @@ impl Rounder<'_> {
             .copied()
             .collect();
         let mask = self.mask(first, count);
-        let empty = Grid::new([0.0, 0.0], spec);
+        let empty = Grid::new([0.0, 0.0], &self.format);
         let mut found = Columns {
             first,
             count,
@@ -174,7 +177,7 @@ impl Rounder<'_> {
         for index in 0..Grid::candidates(&self.layer.spec) {
             let grids: Vec<Grid> = ranges
                 .iter()
-                .map(|&range| Grid::candidate(range, index, &self.layer.spec))
+                .map(|&range| Grid::candidate(range, index, &self.format))
                 .collect();
             let mut losses = vec![0.0; count];
             if places.len() <= BLOCK {

@@ -3,12 +3,14 @@
 use serde_json::{Map, Value, json};
 
 use super::LayerPattern;
+use super::floats::FloatFormat;
 use crate::checkpoint::ConfigError;
 use crate::{GroupSize, QuantSpec};
 
 const METHOD: &str = "compressed-tensors";
 const PACK_QUANTIZED: &str = "pack-quantized";
 const MARLIN_24: &str = "marlin-24";
+const MIXED: &str = "mixed-precision";
 /// The PyTorch class of the layers that are quantised.
 const TARGET: &str = "Linear";
 
@@ -100,6 +102,11 @@ impl QuantizationConfig {
         self.ignore.iter().any(|pattern| pattern.matches(name))
     }
 
+    /// Returns the storage format of the layers with a spec.
+    fn format_of(&self, spec: &QuantSpec) -> &'static str {
+        FloatFormat::of(spec).map_or(self.format, FloatFormat::name)
+    }
+
     /// Returns the `quantization_config` object.
     pub fn to_json(&self) -> Value {
         let first = (&self.spec, self.act_order, json!([TARGET]));
@@ -109,11 +116,20 @@ impl QuantizationConfig {
             .map(|(spec, act_order, names)| (spec, *act_order, json!(names)));
         let groups = std::iter::once(first).chain(others).enumerate();
         let groups = groups.map(|(index, (spec, act_order, targets))| {
-            (format!("group_{index}"), group(spec, act_order, targets))
+            let mut group = group(spec, act_order, targets);
+            group["format"] = self.format_of(spec).into();
+            (format!("group_{index}"), group)
         });
+        let mut formats = self.others.iter().map(|(spec, ..)| self.format_of(spec));
+        let own = self.format_of(&self.spec);
+        let format = if formats.all(|format| format == own) {
+            own
+        } else {
+            MIXED
+        };
         json!({
             "quant_method": METHOD,
-            "format": self.format,
+            "format": format,
             "quantization_status": "compressed",
             "config_groups": groups.collect::<Map<_, _>>(),
             "ignore": self.ignore().collect::<Vec<_>>(),
@@ -122,8 +138,16 @@ impl QuantizationConfig {
     }
 }
 
-/// Returns one of the `config_groups`.
+/// Returns one of the `config_groups`, without its format.
 fn group(spec: &QuantSpec, act_order: bool, targets: Value) -> Value {
+    if let Some(format) = FloatFormat::of(spec) {
+        return json!({
+            "targets": targets,
+            "weights": format.weights(),
+            "input_activations": null,
+            "output_activations": null,
+        });
+    }
     let (strategy, group_size) = match spec.scales.group {
         GroupSize::Channel => ("channel", Value::Null),
         group => ("group", group.as_i64().into()),

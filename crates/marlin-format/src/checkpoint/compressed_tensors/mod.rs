@@ -22,8 +22,10 @@
 //! `compressors/quantized_compressors/pack_quantized.py`.
 
 mod config;
+mod floats;
 mod pattern;
 
+use self::floats::FloatFormat;
 pub use config::QuantizationConfig;
 pub use pattern::LayerPattern;
 
@@ -34,9 +36,12 @@ use super::packed::{
     FileWords, PERMUTED_COLUMNS, TRANSPOSE_ROWS, ascending, from_columns, natural_words,
     pack_columns, permuted_words, transpose_into, transposed, unpack_columns,
 };
-use super::{Checkpoint, CheckpointError, Dtype, TensorData, TensorSpec, groups};
+use super::{
+    Checkpoint, CheckpointError, Dtype, Fp4Format, Fp8Config, Fp8Format, TensorData, TensorSpec,
+    fp4, fp8, groups,
+};
 use crate::layout::PlainLayout;
-use crate::{PlainParts, PlainWeight, QuantSpec, Scales, WeightValue};
+use crate::{GroupSize, PlainParts, PlainWeight, QuantSpec, Scales, WeightValue};
 
 pub(super) const TENSORS: [&str; 5] = [PACKED, SCALE, SHAPE, ZERO_POINT, GROUP_INDEX];
 const PACKED: &str = "weight_packed";
@@ -51,7 +56,8 @@ pub fn contains(checkpoint: &Checkpoint, layer: &str) -> bool {
     checkpoint.contains(&name(layer, PACKED))
 }
 
-/// Reads the weight of `layer`, such as `model.layers.0.mlp.up_proj`.
+/// Reads the weight of `layer`, such as `model.layers.0.mlp.up_proj`. Floats are read from the
+/// tensors of `float-quantized`, `mxfp4-pack-quantized` or `nvfp4-pack-quantized`.
 ///
 /// The dtype of the scale tensor decides, not `spec.scale_dtype`, which no config declares. A
 /// `weight_g_idx` that is not in the natural order of groups becomes a row permutation.
@@ -67,6 +73,9 @@ pub fn to_plain(
 ) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let bits = spec.value;
+    if bits.is_float() {
+        return floats_to_plain(tensors, checkpoint, layer, spec);
+    }
     let weight = tensors.get(PACKED)?;
     let invalid = |source| tensors.invalid(&weight, source);
 
@@ -123,6 +132,29 @@ pub fn to_plain(
     .map_err(invalid)
 }
 
+/// Reads the weight of a layer of floats.
+fn floats_to_plain(
+    tensors: LayerTensors<'_>,
+    checkpoint: &Checkpoint,
+    layer: &str,
+    spec: &QuantSpec,
+) -> Result<PlainWeight, CheckpointError> {
+    let fp8 = |blocks| Fp8Format {
+        config: Fp8Config::CompressedTensors,
+        blocks,
+    };
+    match (spec.value, spec.scales.group) {
+        _ if spec.check().is_err() => {
+            Err(tensors.unsupported("compressed-tensors", "FP8, MXFP4 or NVFP4", spec))
+        }
+        (WeightValue::E4m3, group) => {
+            fp8::to_plain(checkpoint, layer, &fp8(group != GroupSize::Channel))
+        }
+        (_, GroupSize::G16) => fp4::to_plain(checkpoint, layer, Fp4Format::NvFp4Packed),
+        _ => fp4::to_plain(checkpoint, layer, Fp4Format::MxFp4Packed),
+    }
+}
+
 /// Returns the specs of the tensors of `layer`, in the order of [`tensors_of`]. A writer declares
 /// these tensors before the weight is quantised.
 ///
@@ -134,6 +166,9 @@ pub fn tensor_specs(
     spec: &QuantSpec,
     act_order: bool,
 ) -> Vec<TensorSpec> {
+    if let Some(format) = FloatFormat::of(spec) {
+        return format.tensor_specs(layer, k, n, spec);
+    }
     let (groups, per_word) = (spec.scales.group.count(k), spec.value.per_word());
     let mut specs = vec![
         TensorSpec::new(name(layer, PACKED), Dtype::I32, [n, k.div_ceil(per_word)]),
@@ -153,12 +188,20 @@ pub fn tensor_specs(
     specs
 }
 
-/// Returns the tensors that store `weight` as `layer`. A row permutation is written as
+/// Returns the tensors that store `weight` as `layer`, in the format of its kind of values: integers,
+/// FP8, MXFP4 or NVFP4. A row permutation is written as
 /// `weight_g_idx`, with the rows in their natural order. A weight with a single group has no
 /// `weight_g_idx`, because the order of quantisation does not affect the group of a row.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     let weight = weight.to_dense();
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
+    if let Some(format) = FloatFormat::of(&spec) {
+        let specs = format.tensor_specs(layer, k, n, &spec).into_iter();
+        let tensors = specs.zip(format.tensors(&weight));
+        return tensors
+            .map(|(spec, bytes)| TensorData { spec, bytes })
+            .collect();
+    }
     let groups = spec.scales.group.count(k);
     let permutation = weight.row_permutation();
     let scales = match weight.scales() {

@@ -1,9 +1,12 @@
-//! `quant_method` auto-round: the tensors of GPTQ or AWQ, under AutoRound's own config.
+//! `quant_method` auto-round: the tensors of GPTQ, AWQ or compressed-tensors' FP4, under AutoRound's
+//! own config.
 //!
 //! | field | means |
 //! |---|---|
 //! | `bits`, `group_size`, `sym` | as in GPTQ; default of `sym`: true |
 //! | `packing_format` | `auto_round:auto_gptq` (default, if symmetric): GPTQ v1; `auto_round` or `auto_round:gptqmodel`: GPTQ v2; `auto_round:auto_awq`: AWQ, always with zero points |
+//! | `data_type` | `int` (default); `mx_fp` or `nv_fp` and 4 bits: compressed-tensors' `mxfp4-pack-quantized` or `nvfp4-pack-quantized`, with the packing format `auto_round:llm_compressor` |
+//! | `act_bits` | 16 or more; less for floats, whose activations keep 16 or 32 bits here |
 //! | `extra_config` | overrides by layer name or pattern; layers of 16 bits and more are not quantised. The entry of a layer's name takes precedence over patterns |
 //! | `block_name_to_quantize`, `to_quant_block_names` | names of blocks, as a list or separated by commas; layers outside these blocks are not quantised |
 //!
@@ -18,7 +21,7 @@ use super::fields::Fields;
 use super::pattern::{Pattern, is_pattern};
 use super::rules::{Rules, Selector, push_outside_blocks};
 use super::spec;
-use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat};
+use crate::checkpoint::{ConfigError, Fp4Format, GptqFormat, GptqVersion, LayerFormat};
 
 /// The smallest number of bits of a layer that counts as not quantised.
 const FLOAT_BITS: i64 = 16;
@@ -70,8 +73,18 @@ fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     {
         return Ok(LayerFormat::Float);
     }
-    if let Some(found) = fields.get("data_type").filter(|kind| **kind != "int") {
-        return Err(fields.unsupported("data_type", "`int`", found));
+    match fields.text("data_type")? {
+        None | Some("int") => {}
+        // What follows these prefixes says how scales were chosen.
+        Some(kind) if kind.starts_with("mx_fp") => return fp4(fields, Fp4Format::MxFp4Packed),
+        Some(kind) if kind.starts_with("nv_fp") => return fp4(fields, Fp4Format::NvFp4Packed),
+        Some(found) => {
+            return Err(fields.unsupported(
+                "data_type",
+                "`int`, `mx_fp` or `nv_fp`",
+                &found.into(),
+            ));
+        }
     }
     if let Some(bits) = fields
         .integer("act_bits")?
@@ -106,4 +119,35 @@ fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
         version,
         act_order: false,
     }))
+}
+
+/// Returns the format of a layer of 4-bit floats with these fields.
+fn fp4(fields: &Fields<'_>, format: Fp4Format) -> Result<LayerFormat, ConfigError> {
+    const PACKING: &str = "auto_round:llm_compressor";
+    let group = format.spec().scales.group.as_i64();
+    let expected_group = match format {
+        Fp4Format::MxFp4Packed => "32 for `mx_fp`",
+        _ => "16 for `nv_fp`",
+    };
+    for (field, expected, text) in [
+        ("bits", 4, "4 for floats, or 16"),
+        ("group_size", group, expected_group),
+    ] {
+        match fields.integer(field)? {
+            Some(found) if found == expected => {}
+            Some(found) => return Err(fields.unsupported(field, text, &found.into())),
+            None => return Err(fields.missing(field, text)),
+        }
+    }
+    if fields.boolean("sym")? == Some(false) {
+        return Err(fields.unsupported("sym", "true for floats", &Value::Bool(false)));
+    }
+    match fields.text("packing_format")? {
+        None | Some(PACKING) => Ok(LayerFormat::Fp4(format)),
+        Some(found) => Err(fields.unsupported(
+            "packing_format",
+            "`auto_round:llm_compressor` for floats",
+            &found.into(),
+        )),
+    }
 }

@@ -2,10 +2,11 @@
 //!
 //! | field | means |
 //! |---|---|
-//! | `format` | the storage format of weights: `pack-quantized` or `marlin-24`; with `mixed-precision`, every group declares its own |
+//! | `format` | the storage format of weights: `pack-quantized` or `marlin-24` of integers; `float-quantized` (also `naive-quantized`), `nvfp4-pack-quantized` or `mxfp4-pack-quantized` of floats; with `mixed-precision`, every group declares its own |
 //! | `config_groups.*.format` | the storage format of a group |
 //! | `config_groups.*.targets` | the layers of a group: names, `re:` and a pattern, or `Linear` for all linear layers. Names take precedence over patterns, patterns over `Linear` |
-//! | `config_groups.*.weights` | `num_bits` 4 or 8, `type` int, `symmetric`, `strategy` and `group_size`, `actorder` |
+//! | `config_groups.*.weights` | `num_bits` 4 or 8, `type` int, `symmetric`, `strategy` and `group_size`, `actorder`; or the fields of [floats](super::compressed_floats) |
+//! | `config_groups.*.input_activations` | null; of weights of floats also floats. Activations keep 16 or 32 bits here, so the field has no effect |
 //! | `ignore` | layers that are not quantised, in the form of `targets` |
 //! | `quantization_status` | `compressed`, or `frozen` in older files |
 //! | `sparsity_config.format` | the storage format of float weights: `dense`, or in unquantised models `sparse-24-bitmask`, which [`Checkpoint`](super::super::Checkpoint) reads |
@@ -20,11 +21,12 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::compressed_floats::{fp4_format, fp8_format};
 use super::fields::Fields;
 use super::pattern::Pattern;
 use super::rules::{Rules, Selector};
 use super::spec;
-use crate::checkpoint::{ConfigError, LayerFormat, Marlin24Names, PackQuantizedFormat};
+use crate::checkpoint::{ConfigError, Fp4Format, LayerFormat, Marlin24Names, PackQuantizedFormat};
 use crate::{GroupSize, QuantSpec};
 
 /// The PyTorch class of linear layers.
@@ -33,7 +35,7 @@ const LINEAR: &str = "Linear";
 const PATTERN_PREFIX: &str = "re:";
 /// The format of 2:4 float weights.
 const BITMASK_FORMAT: &str = "sparse-24-bitmask";
-const FORMATS: &str = "`pack-quantized` or `marlin-24`";
+const FORMATS: &str = "`pack-quantized`, `marlin-24`, `float-quantized`, `nvfp4-pack-quantized` or `mxfp4-pack-quantized`";
 
 /// Returns the rules of a compressed-tensors config.
 pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
@@ -91,17 +93,10 @@ fn selector(field: String, entry: &str) -> Result<Selector, ConfigError> {
 
 /// Returns the format of the layers of a group.
 fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
-    for activations in ["input_activations", "output_activations"] {
-        if let Some(found) = group.get(activations) {
-            return Err(group.unsupported(
-                activations,
-                "null: activations in 16 or 32 bits",
-                found,
-            ));
-        }
-    }
+    let weights = group.object("weights")?;
+    check_activations(group, weights.as_ref())?;
     // Layers of a group without `weights` are not quantised.
-    let Some(weights) = group.object("weights")? else {
+    let Some(weights) = weights else {
         return Ok(LayerFormat::Float);
     };
 
@@ -111,13 +106,16 @@ fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, Co
         (None, Some(format)) => (root, format),
         (None, None) => return Err(root.missing("format", FORMATS)),
     };
-    let (spec, act_order) = weights_spec(&weights)?;
     match format {
-        "pack-quantized" => Ok(LayerFormat::PackQuantized(PackQuantizedFormat {
-            spec,
-            act_order,
-        })),
+        "pack-quantized" => {
+            let (spec, act_order) = weights_spec(&weights)?;
+            Ok(LayerFormat::PackQuantized(PackQuantizedFormat {
+                spec,
+                act_order,
+            }))
+        }
         "marlin-24" => {
+            let (spec, act_order) = weights_spec(&weights)?;
             spec::check_marlin(
                 &weights,
                 ["num_bits", "group_size", "symmetric", "actorder"],
@@ -130,8 +128,45 @@ fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, Co
                 Marlin24Names::CompressedTensors,
             ))
         }
+        "float-quantized" | "naive-quantized" => fp8_format(&weights).map(LayerFormat::Fp8),
+        "nvfp4-pack-quantized" => {
+            fp4_format(&weights, Fp4Format::NvFp4Packed).map(LayerFormat::Fp4)
+        }
+        "mxfp4-pack-quantized" => {
+            fp4_format(&weights, Fp4Format::MxFp4Packed).map(LayerFormat::Fp4)
+        }
         found => Err(fields.unsupported("format", FORMATS, &found.into())),
     }
+}
+
+/// Refuses quantised activations, except for the floats beside weights of floats: products with
+/// activations in 16 or 32 bits are more accurate then, while the integers of `int-quantized` weights
+/// would need the activations' scales.
+fn check_activations(group: &Fields<'_>, weights: Option<&Fields<'_>>) -> Result<(), ConfigError> {
+    const INPUT: &str = "input_activations";
+    if let Some(found) = group.get("output_activations") {
+        return Err(group.unsupported(
+            "output_activations",
+            "null: activations in 16 or 32 bits",
+            found,
+        ));
+    }
+    let Some(input) = group.get(INPUT) else {
+        return Ok(());
+    };
+    if !weights.is_some_and(is_float) {
+        return Err(group.unsupported(INPUT, "null: activations in 16 or 32 bits", input));
+    }
+    if is_float(&Fields::new(input, group.path(INPUT))?) {
+        Ok(())
+    } else {
+        Err(group.unsupported(INPUT, "floats or null beside weights of floats", input))
+    }
+}
+
+/// Returns true if values are declared to be floats.
+fn is_float(values: &Fields<'_>) -> bool {
+    values.get("type").is_some_and(|kind| *kind == "float")
 }
 
 /// Returns the spec of a group's `weights`, and true if the weights have act-order.

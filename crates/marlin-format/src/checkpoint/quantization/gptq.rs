@@ -53,10 +53,7 @@ pub(super) fn awq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
         // AutoAWQ treats entries as parts of names. transformers treats entries as patterns that
         // end at the end of a module's name.
         let selector = match is_pattern(skipped) {
-            true => Selector::Pattern(Pattern::from_start(
-                root.path(SKIPPED),
-                &format!(r"(?:{skipped})(?:(?<=\.)|(?=\.|$))"),
-            )?),
+            true => Selector::Pattern(Pattern::module(root.path(SKIPPED), skipped)?),
             false => Selector::Containing(skipped.into()),
         };
         rules.push(selector, LayerFormat::Float)?;

@@ -6,14 +6,19 @@
 //! | `gptq`, `awq`, and in older files `marlin` | [`gptq`] |
 //! | `compressed-tensors` | [`compressed_tensors`] |
 //! | `auto-round` | [`auto_round`] |
+//! | `fp8`, `fbgemm_fp8` | [`fp8`] |
+//! | `modelopt`, `modelopt_fp4` | [`modelopt`] |
 //!
 //! Each config becomes a list of [rules]. An unsupported option is refused with its field and
 //! value.
 
 mod auto_round;
+mod compressed_floats;
 mod compressed_tensors;
 mod fields;
+mod fp8;
 mod gptq;
+mod modelopt;
 mod pattern;
 mod rules;
 mod spec;
@@ -29,9 +34,15 @@ use self::rules::Rules;
 use super::files::{MAX_CONFIG_BYTES, read_file};
 use super::{CONFIG_FILE, CheckpointError, ConfigError, LayerFormat};
 
-/// The names of files that hold only a quantization config, as written by GPTQ and AWQ programs.
-const QUANTIZE_CONFIG_FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
-const METHODS: &str = "`gptq`, `awq`, `compressed-tensors` or `auto-round`";
+/// The names of files that hold only a quantization config, as written by GPTQ and AWQ programs and
+/// by ModelOpt.
+const QUANTIZE_CONFIG_FILES: [&str; 3] = [
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
+];
+const METHODS: &str =
+    "`gptq`, `awq`, `compressed-tensors`, `auto-round`, `fp8`, `fbgemm_fp8` or `modelopt`";
 
 /// The quantisation of each layer of a checkpoint, according to its configs.
 ///
@@ -57,8 +68,8 @@ impl Quantization {
     pub const CONFIG_FIELDS: [&str; 2] = ["quantization_config", "compression_config"];
 
     /// Reads the configs of a folder: `config.json`, or if that has no quantization config,
-    /// `quantize_config.json` or `quant_config.json`. `config.json` takes precedence, as in other
-    /// readers. Returns `None` if there is no quantization config.
+    /// `quantize_config.json`, `quant_config.json` or `hf_quant_config.json`. `config.json` takes
+    /// precedence, as in other readers. Returns `None` if there is no quantization config.
     ///
     /// # Errors
     /// [`CheckpointError::Config`] for a config that is not valid JSON or not supported;
@@ -105,15 +116,21 @@ impl Quantization {
     }
 
     /// Parses the text of a `quantize_config.json`, which is a quantization config itself. Older
-    /// files do not name their method.
+    /// files do not name their method, nor does ModelOpt's `hf_quant_config.json`.
     ///
     /// # Errors
     /// The errors of [`from_config`](Self::from_config).
     pub fn from_quantize_config(text: &[u8]) -> Result<Self, ConfigError> {
         let json: Value = serde_json::from_slice(text)?;
         let fields = Fields::new(&json, String::new())?;
-        let old_awq = fields.first(&["zero_point", "w_bit"]).is_some();
-        Self::new(&json, Some(if old_awq { "awq" } else { "gptq" }))
+        let method = if fields.get(modelopt::NESTED).is_some() {
+            "modelopt"
+        } else if fields.first(&["zero_point", "w_bit"]).is_some() {
+            "awq"
+        } else {
+            "gptq"
+        };
+        Self::new(&json, Some(method))
     }
 
     /// Creates the rules of a quantization config. `method` is the method of a config that does not
@@ -136,6 +153,9 @@ impl Quantization {
             "awq" => gptq::awq_rules(&root)?,
             "compressed-tensors" => compressed_tensors::rules(&root)?,
             "auto-round" | "intel/auto-round" => auto_round::rules(&root)?,
+            "fp8" => fp8::fp8_rules(&root)?,
+            "fbgemm_fp8" => fp8::fbgemm_rules(&root)?,
+            "modelopt" | "modelopt_fp4" => modelopt::rules(&root)?,
             _ => return Err(root.unsupported(name, METHODS, &method.as_str().into())),
         };
         Ok(Self { rules })

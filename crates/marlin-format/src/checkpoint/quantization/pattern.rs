@@ -32,6 +32,27 @@ impl Pattern {
         })
     }
 
+    /// Creates a pattern that matches a name from its start to the end of a module in it, as
+    /// transformers does: `layers.*` matches `layers.1.mlp`, and `mlp.gate` does not match
+    /// `mlp.gate_proj`.
+    pub fn module(field: String, pattern: &str) -> Result<Self, ConfigError> {
+        Self::from_start(field, &format!(r"(?:{pattern})(?:(?<=\.)|(?=\.|$))"))
+    }
+
+    /// Creates a pattern from a shell's wildcards: `*` is any text and `?` any character. It matches
+    /// the names of modules, and so all layers in them.
+    pub fn wildcards(field: String, entry: &str) -> Result<Self, ConfigError> {
+        let mut pattern = String::with_capacity(2 * entry.len());
+        for character in entry.chars() {
+            match character {
+                '*' => pattern += ".*",
+                '?' => pattern += ".",
+                other => pattern += &fancy_regex::escape(other.encode_utf8(&mut [0; 4])),
+            }
+        }
+        Self::from_start(field, &format!(r"(?:{pattern})(?:\.|$)"))
+    }
+
     /// Creates a pattern that matches anywhere in a name, as Python's `re.search` does.
     pub fn anywhere(field: String, pattern: &str) -> Result<Self, ConfigError> {
         Ok(Self {

@@ -88,6 +88,10 @@ pub(super) enum Selector {
     Pattern(Pattern),
     /// Layers whose name contains this text, which need not begin or end at a dot.
     Containing(String),
+    /// The module with this name, and the layers in it.
+    Module(String),
+    /// Layers whose name ends with this text, which need not begin at a dot.
+    Ending(String),
     /// The output head.
     OutputHead,
     /// Layers outside the modules with these names, except the output head.
@@ -105,6 +109,8 @@ impl Selector {
             Self::Name(name) => name == layer,
             Self::Pattern(pattern) => pattern.matches(layer)?,
             Self::Containing(part) => layer.contains(part.as_str()),
+            Self::Module(module) => starts_with_module(layer, module),
+            Self::Ending(end) => layer.ends_with(end.as_str()),
             Self::OutputHead => is_output_head(layer),
             Self::OutsideBlocks(blocks) => {
                 !is_output_head(layer)

@@ -8,10 +8,7 @@ use crate::{GroupSize, QuantSpec, WeightValue};
 
 /// The spec; configs do not have its scale dtype.
 pub(super) fn spec(bits: WeightValue, group: GroupSize, symmetric: bool) -> QuantSpec {
-    let spec = match bits {
-        WeightValue::Int4 => QuantSpec::int4(group),
-        WeightValue::Int8 => QuantSpec::int8(group),
-    };
+    let spec = QuantSpec::new(bits, group);
     if symmetric {
         spec
     } else {
@@ -32,20 +29,18 @@ pub(super) fn bits(
     bits.ok_or_else(|| fields.unsupported(name, EXPECTED, found))
 }
 
-/// Returns the group size from the first present field among these names.
+/// Returns the group size of integers from the first present field among these names.
 pub(super) fn group_size(
     fields: &Fields<'_>,
     names: &[&'static str],
 ) -> Result<GroupSize, ConfigError> {
     const EXPECTED: &str = "-1, 32, 64 or 128";
     let (name, found) = required(fields, names, EXPECTED)?;
-    let size = found
+    found
         .as_i64()
-        .ok_or_else(|| fields.unsupported(name, EXPECTED, found))?;
-    GroupSize::try_from(size).map_err(|source| ConfigError::GroupSize {
-        field: fields.path(name),
-        source,
-    })
+        .and_then(|size| GroupSize::try_from(size).ok())
+        .filter(|group| GroupSize::INTEGERS.contains(group))
+        .ok_or_else(|| fields.unsupported(name, EXPECTED, found))
 }
 
 /// Refuses specs that AWQ does not support, which has only 4 bits.

@@ -58,6 +58,52 @@ fn the_packing_says_the_format() {
     }
 }
 
+/// Returns a config of 4-bit floats as written by AutoRound.
+fn mx_fp() -> Value {
+    let floats = json!({
+        "act_bits": 4, "act_data_type": "mx_fp", "act_dynamic": true, "act_group_size": 32, "act_sym": true, "data_type": "mx_fp",
+        "group_size": 32, "packing_format": "auto_round:llm_compressor"
+    });
+    changed(&published(), floats)
+}
+
+/// Floats have the tensors of compressed-tensors, and their activations may be quantised.
+#[test]
+fn the_data_type_says_the_kind_of_floats() {
+    let (mx, nv) = (
+        "mxfp4-pack-quantized e2m1 g32",
+        "nvfp4-pack-quantized e2m1 g16",
+    );
+    let nv_fp =
+        json!({ "data_type": "nv_fp", "act_data_type": "nv_fp4_with_static_gs", "group_size": 16 });
+    for (fields, expected) in [
+        (json!({}), mx),
+        (json!({ "data_type": "mx_fp_rceil", "sym": null }), mx),
+        (nv_fp, nv),
+    ] {
+        let quantization = read(&changed(&mx_fp(), fields));
+        expect_layers(
+            &quantization,
+            &[
+                ("model.layers.0.mlp.up_proj", expected),
+                ("lm_head", "float"),
+            ],
+        );
+    }
+    let extra = json!({ "extra_config": {
+        "model.layers.0.mlp.up_proj": { "bits": 16, "act_bits": 16, "data_type": "float" },
+        "model.layers.0.mlp.gate_proj": { "data_type": "nv_fp", "group_size": 16 }
+    } });
+    expect_layers(
+        &read(&changed(&mx_fp(), extra)),
+        &[
+            ("model.layers.0.mlp.up_proj", "float"),
+            ("model.layers.0.mlp.gate_proj", nv),
+            ("model.layers.0.mlp.down_proj", mx),
+        ],
+    );
+}
+
 #[test]
 fn layers_outside_the_blocks_are_not_quantised() {
     let inside = [
@@ -145,12 +191,38 @@ fn what_is_not_read_is_refused_by_name() {
         "8",
         "4 for AWQ",
     );
-    refused(
-        json!({ "data_type": "mx_fp" }),
-        "data_type",
-        "\"mx_fp\"",
-        "`int`",
-    );
+    for kind in ["fp", "mx_int", "nvfp4_v2"] {
+        refused(
+            json!({ "data_type": kind }),
+            "data_type",
+            &format!("\"{kind}\""),
+            "`int`, `mx_fp` or `nv_fp`",
+        );
+    }
+    for (fields, field, found, expected) in [
+        (json!({ "bits": 8 }), "bits", "8", "4 for floats, or 16"),
+        (
+            json!({ "group_size": 16 }),
+            "group_size",
+            "16",
+            "32 for `mx_fp`",
+        ),
+        (
+            json!({ "data_type": "nv_fp" }),
+            "group_size",
+            "32",
+            "16 for `nv_fp`",
+        ),
+        (json!({ "sym": false }), "sym", "false", "true for floats"),
+        (
+            json!({ "packing_format": "auto_round:auto_gptq" }),
+            "packing_format",
+            "\"auto_round:auto_gptq\"",
+            "`auto_round:llm_compressor` for floats",
+        ),
+    ] {
+        expect_unsupported(&changed(&mx_fp(), fields), field, found, expected);
+    }
     refused(
         json!({ "act_bits": 8 }),
         "act_bits",

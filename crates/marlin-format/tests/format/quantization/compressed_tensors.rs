@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::{changed, changed_at, expect_layers, expect_refused, expect_unsupported, read};
 
 const INT4: &str = "pack-quantized int4 g128";
+const FORMATS: &str = "`pack-quantized`, `marlin-24`, `float-quantized`, `nvfp4-pack-quantized` or `mxfp4-pack-quantized`";
 
 /// Returns a config as written by llm-compressor.
 fn published() -> Value {
@@ -220,7 +221,6 @@ fn of_targets_names_count_before_patterns_before_classes() {
 
 #[test]
 fn what_is_not_read_is_refused_by_name() {
-    const FORMATS: &str = "`pack-quantized` or `marlin-24`";
     let refused = |pointer: &str, value: Value, expected| {
         let (field, found) = (pointer[1..].replace('/', "."), value.to_string());
         expect_unsupported(
@@ -231,11 +231,9 @@ fn what_is_not_read_is_refused_by_name() {
         );
     };
     for format in [
-        "float-quantized",
         "int-quantized",
-        "naive-quantized",
-        "nvfp4-pack-quantized",
-        "mxfp4-pack-quantized",
+        "mxfp8-quantized",
+        "mxfp6-pack-quantized",
         "dense",
     ] {
         refused("/format", json!(format), FORMATS);
@@ -371,7 +369,9 @@ fn what_is_not_read_is_refused_by_name() {
             &mixed(),
             json!({ "config_groups": { "group_0": { "targets": ["Linear"], "weights": weights(4, json!(128)) } } }),
         ),
-        "the quantization config has no `config_groups.group_0.format`; expected `pack-quantized` or `marlin-24`",
+        &format!(
+            "the quantization config has no `config_groups.group_0.format`; expected {FORMATS}"
+        ),
     );
     expect_unsupported(
         &changed_at(
@@ -391,15 +391,18 @@ fn what_is_not_read_is_refused_by_name() {
         ),
         "the quantization config has no `config_groups.group_0.weights.strategy`; expected `group` or `channel`",
     );
-    expect_refused(
-        &changed_at(
-            &published(),
-            "/config_groups/group_0/weights/group_size",
-            json!(256),
-        ),
-        "the quantization config's `config_groups.group_0.weights.group_size`: group size 256 is not supported; use -1 (one group per output \
-         channel), 32, 64 or 128",
-    );
+    for size in [16, 256] {
+        expect_unsupported(
+            &changed_at(
+                &published(),
+                "/config_groups/group_0/weights/group_size",
+                json!(size),
+            ),
+            "config_groups.group_0.weights.group_size",
+            &size.to_string(),
+            "-1, 32, 64 or 128",
+        );
+    }
 }
 
 #[test]

@@ -3,9 +3,12 @@
 
 mod auto_round;
 mod awq;
+mod compressed_floats;
 mod compressed_tensors;
 mod files;
+mod fp8;
 mod gptq;
+mod modelopt;
 
 use marlin_format::checkpoint::{ConfigError, Quantization};
 use serde_json::{Value, json};

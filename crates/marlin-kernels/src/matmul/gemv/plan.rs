@@ -95,6 +95,9 @@ pub fn takes_format(config: &GemvConfig) -> bool {
         sparsity,
         ..
     } = *config;
+    if value.is_float() {
+        return group != GroupSize::Channel;
+    }
     match (sparsity, group) {
         (_, GroupSize::Channel) => false,
         (Sparsity::TwoFour, GroupSize::G32) => !zero_points,

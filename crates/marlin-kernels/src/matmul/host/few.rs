@@ -3,13 +3,16 @@
 //!
 //! Value `i` of a word is masked in place, which gives `q 2^(bits i)`, and converted to float; its
 //! activation carries the factor `2^(-bits i)`. A value therefore costs a mask, a conversion and a
-//! multiply-add for a vector of columns, and no shift. Zero points are subtracted once per chunk of
+//! multiply-add for a vector of columns, and no shift. Floats are converted one after the other,
+//! without such factors. Zero points are subtracted once per chunk of
 //! K: `sum x (q - zero) = sum x q - zero sum x`.
 
 use super::float::add_product;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::{Columns, for_each, strip};
+use super::unpack::{Of, take_float};
 use super::weight::Reader;
+use marlin_format::WeightValue;
 use std::ops::Range;
 
 /// Maximum number of rows.
@@ -20,7 +23,7 @@ const STRIP: usize = 256;
 /// lie apart in memory, which defeats the processor's own prefetching.
 const AHEAD: usize = 128;
 
-/// Activations in the order of the stored rows, prepared for words of `per_word` values.
+/// Activations in the order of the stored rows, prepared for words of a kind of values.
 pub struct Activations {
     /// The activations times their factors, [rows, words * per_word]; zeros beyond K.
     scaled: Vec<f32>,
@@ -37,16 +40,16 @@ impl Activations {
         k: usize,
         permutation: Option<&[u32]>,
         chunk: usize,
-        per_word: usize,
+        value: WeightValue,
     ) -> Self {
+        let (bits, per_word) = (value.bits(), value.per_word());
         let (words, chunks) = (k.div_ceil(per_word), k.div_ceil(chunk));
         let rows = x.len() / k.max(1);
-        let bits = 32 / per_word;
         // The topmost value is shifted down: in place, a signed conversion would read it as
         // negative.
         let factors: Vec<f32> = (0..per_word)
             .map(|i| {
-                if i + 1 == per_word {
+                if value.is_float() || i + 1 == per_word {
                     1.0
                 } else {
                     (-((bits * i) as f32)).exp2()
@@ -86,33 +89,30 @@ impl Activations {
 }
 
 /// Adds the product of activations with a weight to `out` [rows, n].
-pub fn multiply(reader: &Reader<'_>, per_word: usize, x: &Activations, out: &mut [f32], n: usize) {
+pub fn multiply(reader: &Reader<'_>, x: &Activations, out: &mut [f32], n: usize) {
     let rows = out.len() / n.max(1);
     let strip = strip(n, 4 * LANES, STRIP);
     let out = Columns::new(out, n);
     for_each(n.div_ceil(strip), x.scaled.len() * n, |task| {
         let columns = task * strip..n.min((task + 1) * strip);
-        match per_word {
-            8 => dispatch(Strip::<8> {
-                reader,
-                x,
-                out: &out,
-                columns,
-                rows,
-            }),
-            _ => dispatch(Strip::<4> {
-                reader,
-                x,
-                out: &out,
-                columns,
-                rows,
-            }),
+        let strip = Strip {
+            reader,
+            x,
+            out: &out,
+            columns,
+            rows,
+        };
+        match reader.value {
+            WeightValue::Int4 => dispatch(Of::<_, 8, false>(strip)),
+            WeightValue::Int8 => dispatch(Of::<_, 4, false>(strip)),
+            WeightValue::E2m1 => dispatch(Of::<_, 8, true>(strip)),
+            WeightValue::E4m3 => dispatch(Of::<_, 4, true>(strip)),
         }
     });
 }
 
 /// The task that computes a strip of columns.
-struct Strip<'a, const PER_WORD: usize> {
+struct Strip<'a> {
     reader: &'a Reader<'a>,
     x: &'a Activations,
     out: &'a Columns<'a, f32>,
@@ -120,11 +120,18 @@ struct Strip<'a, const PER_WORD: usize> {
     rows: usize,
 }
 
-impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
+impl<const PER_WORD: usize, const FLOAT: bool> Kernel for Of<Strip<'_>, PER_WORD, FLOAT> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        self.0.run::<S, PER_WORD, FLOAT>(simd);
+    }
+}
+
+impl Strip<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const PER_WORD: usize, const FLOAT: bool>(self, simd: S) {
         // Sums take half of the registers, and at most eight. With fewer sums, additions would wait
         // for each other; more rows bring no gain.
         let most_sums = (S::REGISTERS / 2).min(MAX_ROWS);
@@ -138,25 +145,25 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
                 // cache.
                 for row in (0..self.rows).step_by(most_sums) {
                     match most_sums.min(self.rows - row) {
-                        1 => self.rows::<S, 1>(simd, chunk, column, row, vectors),
-                        2 => self.rows::<S, 2>(simd, chunk, column, row, vectors),
-                        3 => self.rows::<S, 3>(simd, chunk, column, row, vectors),
-                        4 => self.rows::<S, 4>(simd, chunk, column, row, vectors),
-                        5 => self.rows::<S, 5>(simd, chunk, column, row, vectors),
-                        6 => self.rows::<S, 6>(simd, chunk, column, row, vectors),
-                        7 => self.rows::<S, 7>(simd, chunk, column, row, vectors),
-                        _ => self.rows::<S, MAX_ROWS>(simd, chunk, column, row, vectors),
+                        1 => self.rows::<S, PER_WORD, FLOAT, 1>(simd, chunk, column, row, vectors),
+                        2 => self.rows::<S, PER_WORD, FLOAT, 2>(simd, chunk, column, row, vectors),
+                        3 => self.rows::<S, PER_WORD, FLOAT, 3>(simd, chunk, column, row, vectors),
+                        4 => self.rows::<S, PER_WORD, FLOAT, 4>(simd, chunk, column, row, vectors),
+                        5 => self.rows::<S, PER_WORD, FLOAT, 5>(simd, chunk, column, row, vectors),
+                        6 => self.rows::<S, PER_WORD, FLOAT, 6>(simd, chunk, column, row, vectors),
+                        7 => self.rows::<S, PER_WORD, FLOAT, 7>(simd, chunk, column, row, vectors),
+                        _ => self.rows::<S, PER_WORD, FLOAT, MAX_ROWS>(
+                            simd, chunk, column, row, vectors,
+                        ),
                     }
                 }
                 column += vectors * LANES;
             }
         }
     }
-}
 
-impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
     #[inline(always)]
-    fn rows<S: Simd, const ROWS: usize>(
+    fn rows<S: Simd, const PER_WORD: usize, const FLOAT: bool, const ROWS: usize>(
         &self,
         simd: S,
         chunk: usize,
@@ -165,16 +172,22 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
         vectors: usize,
     ) {
         match vectors {
-            4 if ROWS <= 2 => self.block::<S, ROWS, 4>(simd, chunk, column, row),
-            2 if ROWS <= 4 => self.block::<S, ROWS, 2>(simd, chunk, column, row),
-            _ => self.block::<S, ROWS, 1>(simd, chunk, column, row),
+            4 if ROWS <= 2 => self.block::<S, PER_WORD, FLOAT, ROWS, 4>(simd, chunk, column, row),
+            2 if ROWS <= 4 => self.block::<S, PER_WORD, FLOAT, ROWS, 2>(simd, chunk, column, row),
+            _ => self.block::<S, PER_WORD, FLOAT, ROWS, 1>(simd, chunk, column, row),
         }
     }
 
     /// Adds to the output the products of one chunk for `ROWS` rows from `row` on and `C` vectors
     /// of columns from `column` on.
     #[inline(always)]
-    fn block<S: Simd, const ROWS: usize, const C: usize>(
+    fn block<
+        S: Simd,
+        const PER_WORD: usize,
+        const FLOAT: bool,
+        const ROWS: usize,
+        const C: usize,
+    >(
         &self,
         simd: S,
         chunk: usize,
@@ -205,7 +218,11 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
                     *x = simd.splat(row[word_row][i]);
                 }
                 for c in 0..C {
-                    let q = simd.to_f32(value::<S, PER_WORD>(simd, words[c], i));
+                    let q = if FLOAT {
+                        take_float::<S, PER_WORD>(simd, &mut words[c])
+                    } else {
+                        simd.to_f32(value::<S, PER_WORD>(simd, words[c], i))
+                    };
                     for row in 0..ROWS {
                         products[row][c] = simd.mul_add(x[row], q, products[row][c]);
                     }

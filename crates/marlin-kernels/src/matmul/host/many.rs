@@ -4,8 +4,9 @@
 use super::float::add_product;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::{Columns, for_each, strip};
-use super::unpack::unpack;
+use super::unpack::{Of, unpack};
 use super::weight::Reader;
+use marlin_format::WeightValue;
 use std::ops::Range;
 
 /// Rows of K in a panel, a multiple of every chunk length: 16 KiB, half a first-level cache.
@@ -63,24 +64,22 @@ impl Activations {
 }
 
 /// Adds the product of activations with a weight to `out` [rows, n].
-pub fn multiply(reader: &Reader<'_>, per_word: usize, x: &Activations, out: &mut [f32], n: usize) {
+pub fn multiply(reader: &Reader<'_>, x: &Activations, out: &mut [f32], n: usize) {
     let strip = strip(n, LANES, STRIP);
     let out = Columns::new(out, n);
     for_each(n.div_ceil(strip), x.packed.len() * n, |task| {
         let columns = task * strip..n.min((task + 1) * strip);
-        match per_word {
-            8 => dispatch(Strip::<8> {
-                reader,
-                x,
-                out: &out,
-                columns,
-            }),
-            _ => dispatch(Strip::<4> {
-                reader,
-                x,
-                out: &out,
-                columns,
-            }),
+        let strip = Strip {
+            reader,
+            x,
+            out: &out,
+            columns,
+        };
+        match reader.value {
+            WeightValue::Int4 => dispatch(Of::<_, 8, false>(strip)),
+            WeightValue::Int8 => dispatch(Of::<_, 4, false>(strip)),
+            WeightValue::E2m1 => dispatch(Of::<_, 8, true>(strip)),
+            WeightValue::E4m3 => dispatch(Of::<_, 4, true>(strip)),
         }
     });
 }
@@ -98,18 +97,25 @@ impl Kernel for BlockRows {
     }
 }
 
-struct Strip<'a, const PER_WORD: usize> {
+struct Strip<'a> {
     reader: &'a Reader<'a>,
     x: &'a Activations,
     out: &'a Columns<'a, f32>,
     columns: Range<usize>,
 }
 
-impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
+impl<const PER_WORD: usize, const FLOAT: bool> Kernel for Of<Strip<'_>, PER_WORD, FLOAT> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        self.0.run::<S, PER_WORD, FLOAT>(simd);
+    }
+}
+
+impl Strip<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const PER_WORD: usize, const FLOAT: bool>(self, simd: S) {
         let x = self.x;
         let mut panel = [[0.0f32; LANES]; DEPTH];
         // The loop over K is outside, so that the panel's part of all activations stays in the
@@ -118,7 +124,7 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
             let depth = DEPTH.min(x.k - start);
             for column in self.columns.clone().step_by(LANES) {
                 let columns = column..self.columns.end.min(column + LANES);
-                self.unpack(simd, start..start + depth, column, &mut panel);
+                self.unpack::<S, PER_WORD, FLOAT>(simd, start..start + depth, column, &mut panel);
                 for first in (0..x.rows).step_by(x.block) {
                     let count = x.block.min(x.rows - first);
                     let packed = &x.packed[first * x.k + start * count..][..depth * count];
@@ -140,13 +146,11 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
             }
         }
     }
-}
 
-impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
     /// Unpacks rows of K of the columns from `column` on; the first row must begin a chunk. Values
     /// beyond K and N are unspecified.
     #[inline(always)]
-    fn unpack<S: Simd>(
+    fn unpack<S: Simd, const PER_WORD: usize, const FLOAT: bool>(
         &self,
         simd: S,
         rows: Range<usize>,
@@ -160,7 +164,7 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
             let of_chunk =
                 &mut panel[(start - rows.start) / PER_WORD..(end - rows.start).div_ceil(PER_WORD)];
             for (row, panel) in of_chunk.iter_mut().enumerate() {
-                let values = unpack::<S, PER_WORD>(
+                let values = unpack::<S, PER_WORD, FLOAT>(
                     simd,
                     reader.words(simd, start / PER_WORD + row, column),
                     scales,

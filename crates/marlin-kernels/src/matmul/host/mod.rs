@@ -1,4 +1,4 @@
-//! W4A16 and W8A16 on the CPU, directly from the packed weight, for Burn's Flex backend, which does
+//! Weights of 4 and 8 bits, integers and floats, on the CPU, directly from the packed weight, for Burn's Flex backend, which does
 //! not use CubeCL.
 //!
 //! Supports and refuses the same problems as [`crate::matmul::portable`]. Activations are passed
@@ -59,16 +59,16 @@ pub fn matmul(
         Some(bias) => bias.repeat(m),
         None => vec![0.0; m * n],
     };
-    let (reader, per_word) = (Reader::new(problem, weight), spec.value.per_word());
+    let reader = Reader::new(problem, weight);
     if m == 0 {
         return Ok(out);
     }
     if m <= few::MAX_ROWS {
-        let x = few::Activations::new(x, k, weight.row_permutation, reader.chunk, per_word);
-        few::multiply(&reader, per_word, &x, &mut out, n);
+        let x = few::Activations::new(x, k, weight.row_permutation, reader.chunk, spec.value);
+        few::multiply(&reader, &x, &mut out, n);
     } else {
         let x = many::Activations::new(x, k, weight.row_permutation);
-        many::multiply(&reader, per_word, &x, &mut out, n);
+        many::multiply(&reader, &x, &mut out, n);
     }
     Ok(out)
 }
@@ -85,14 +85,14 @@ pub fn dequantize(
     weight: HostWeight<'_>,
     out: FloatsMut<'_>,
 ) -> Result<(), KernelError> {
-    let (n, k, per_word) = (problem.n(), problem.k(), problem.spec().value.per_word());
+    let (n, k) = (problem.n(), problem.k());
     weight.check(problem)?;
     expect_length(problem, "weight", k * n, out.len())?;
     let (reader, rows) = (Reader::new(problem, weight), weight.row_permutation);
     match out {
-        FloatsMut::F32(out) => unpack::dequantize(&reader, per_word, rows, out, n),
-        FloatsMut::F16(out) => unpack::dequantize(&reader, per_word, rows, out, n),
-        FloatsMut::BF16(out) => unpack::dequantize(&reader, per_word, rows, out, n),
+        FloatsMut::F32(out) => unpack::dequantize(&reader, rows, out, n),
+        FloatsMut::F16(out) => unpack::dequantize(&reader, rows, out, n),
+        FloatsMut::BF16(out) => unpack::dequantize(&reader, rows, out, n),
     }
     Ok(())
 }

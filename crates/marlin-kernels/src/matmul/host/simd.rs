@@ -44,8 +44,14 @@ pub trait Simd: Copy {
     fn shift_right<const BITS: i32>(self, words: Self::U32) -> Self::U32;
     /// Shifts each word right by its own count.
     fn shift_right_each(self, words: Self::U32, by: &[u32; LANES]) -> Self::U32;
+    fn shift_left<const BITS: i32>(self, words: Self::U32) -> Self::U32;
     /// Converts words below 2^31 to floats.
     fn to_f32(self, words: Self::U32) -> Self::F32;
+    /// Returns the floats whose bits are the words plus `bits`.
+    fn from_bits(self, words: Self::U32, bits: u32) -> Self::F32;
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// Returns positive floats with the highest bits of words as their signs.
+    fn with_sign(self, magnitudes: Self::F32, words: Self::U32) -> Self::F32;
 }
 
 /// A kernel that is compiled once for each [`Simd`].
@@ -211,8 +217,30 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn shift_left<const BITS: i32>(self, words: Self::U32) -> Self::U32 {
+        map(words, |word| word << BITS)
+    }
+
+    #[inline(always)]
     fn to_f32(self, words: Self::U32) -> Self::F32 {
         map(words, |word| word as i32 as f32)
+    }
+
+    #[inline(always)]
+    fn from_bits(self, words: Self::U32, bits: u32) -> Self::F32 {
+        map(words, |word| f32::from_bits(word + bits))
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn with_sign(self, magnitudes: Self::F32, words: Self::U32) -> Self::F32 {
+        std::array::from_fn(|lane| {
+            f32::from_bits(magnitudes[lane].to_bits() | words[lane] & 0x8000_0000)
+        })
     }
 }
 

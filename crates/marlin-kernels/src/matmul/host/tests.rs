@@ -7,7 +7,7 @@ use super::*;
 use crate::ActivationDtype;
 use half::{bf16, f16};
 use marlin_format::layout::PlainLayout;
-use marlin_format::{GroupSize, QuantSpec, WeightDescriptor, WeightFormat};
+use marlin_format::{GroupSize, QuantSpec, WeightDescriptor, WeightFormat, WeightValue};
 use marlin_testing::seed;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -39,7 +39,16 @@ impl Case {
     ) -> Self {
         let max = spec.value.max();
         let (groups, per_word) = (spec.scales.group.count(k), spec.value.per_word());
-        let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
+        let mut code = || {
+            let code = rng.random_range(0..=max);
+            // NaN has no weight.
+            if spec.value.is_nan(code) {
+                code - 1
+            } else {
+                code
+            }
+        };
+        let q: Vec<u8> = (0..k * n).map(|_| code()).collect();
         let scales: Vec<f16> = (0..groups * n)
             .map(|_| f16::from_f32(rng.random_range(-0.1f32..0.1)))
             .collect();
@@ -69,13 +78,15 @@ impl Case {
                     spec.value.midpoint()
                 };
                 let scale = f64::from(scales[group * n + column].to_f32());
-                let (value, zero, place) = (
-                    f64::from(q[stored * n + column]),
-                    f64::from(zero),
-                    row as usize * n + column,
-                );
+                let place = row as usize * n + column;
+                let code = q[stored * n + column];
+                let (value, zero) = if spec.value.is_float() {
+                    (f64::from(spec.value.decode(code)), 0.0)
+                } else {
+                    (f64::from(code), f64::from(zero))
+                };
                 natural[place] = (value - zero) * scale;
-                terms[place] = (value + zero) * scale.abs();
+                terms[place] = (value.abs() + zero) * scale.abs();
             }
         }
         let weight =
@@ -134,9 +145,16 @@ fn specs() -> Vec<QuantSpec> {
     ]
     .map(QuantSpec::int4);
     let int8 = [GroupSize::G32, GroupSize::Channel].map(QuantSpec::int8);
+    let floats = WeightValue::FLOATS.into_iter().flat_map(|value| {
+        value
+            .groups()
+            .iter()
+            .map(move |&group| QuantSpec::new(value, group))
+    });
     int4.into_iter()
         .chain(int8)
         .flat_map(|spec| [spec, spec.with_zero_points()])
+        .chain(floats)
         .collect()
 }
 
@@ -300,6 +318,10 @@ impl Kernel for Methods {
             simd.to_f32(simd.shift_right::<28>(words)),
             simd.to_f32(simd.and(shifted, 15)),
             simd.splat(simd.sum(a)),
+            simd.to_f32(simd.shift_left::<7>(simd.and(words, 0xffff))),
+            simd.from_bits(simd.and(words, 0x7f_ffff), 120 << 23),
+            simd.min(a, simd.mul(a, a)),
+            simd.with_sign(simd.mul(a, a), words),
         ];
         let mut out = vec![[0.0; LANES]; vectors.len()];
         for (out, vector) in out.iter_mut().zip(vectors) {

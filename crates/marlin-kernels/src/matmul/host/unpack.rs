@@ -4,6 +4,7 @@ use super::HostFloat;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::{Columns, for_each};
 use super::weight::Reader;
+use marlin_format::WeightValue;
 use std::ops::Range;
 
 /// Maximum number of columns of a task, which keeps their scales in an array.
@@ -12,23 +13,63 @@ const STRIP: usize = 2048;
 /// Removes the lowest value `q` of each word and returns `q scale + offset`, where the offset is
 /// `-zero scale`. The next value becomes the lowest.
 #[inline(always)]
-fn take<S: Simd, const PER_WORD: usize>(
+fn take<S: Simd, const PER_WORD: usize, const FLOAT: bool>(
     simd: S,
     words: &mut S::U32,
     scales: S::F32,
     offsets: S::F32,
 ) -> S::F32 {
-    let lowest = simd.and(*words, (1u32 << (32 / PER_WORD)) - 1);
-    *words = match PER_WORD {
-        8 => simd.shift_right::<4>(*words),
-        _ => simd.shift_right::<8>(*words),
+    let number = if FLOAT {
+        take_float::<S, PER_WORD>(simd, words)
+    } else {
+        let lowest = simd.and(*words, (1u32 << (32 / PER_WORD)) - 1);
+        *words = next::<S, PER_WORD>(simd, *words);
+        simd.to_f32(lowest)
     };
-    simd.mul_add(simd.to_f32(lowest), scales, offsets)
+    simd.mul_add(number, scales, offsets)
+}
+
+/// Shifts words to their next value.
+#[inline(always)]
+fn next<S: Simd, const PER_WORD: usize>(simd: S, words: S::U32) -> S::U32 {
+    match PER_WORD {
+        8 => simd.shift_right::<4>(words),
+        _ => simd.shift_right::<8>(words),
+    }
+}
+
+/// Removes the lowest code of each word, of e2m1 (eight per word) or e4m3, and returns its number.
+///
+/// The code's exponent and mantissa, moved to those of an f32 whose exponent is larger by the
+/// difference of the biases, give a normal number. It is `2^e (1 + m)` where the code is subnormal,
+/// too, with the value `2^(e + 1) m`: twice the number less `2^(e + 1)`. Up to the smallest normal
+/// number, `2^(e + 1)`, this is the smaller of the two; from there on, the number itself is. So no
+/// subnormal f32 occurs, with which processors are slow.
+#[inline(always)]
+pub fn take_float<S: Simd, const PER_WORD: usize>(simd: S, words: &mut S::U32) -> S::F32 {
+    let (magnitude, sign, bias, normal) = match PER_WORD {
+        8 => (
+            simd.shift_left::<22>(simd.and(*words, 7)),
+            simd.shift_left::<28>(*words),
+            126 << 23,
+            1.0,
+        ),
+        _ => (
+            simd.shift_left::<20>(simd.and(*words, 0x7f)),
+            simd.shift_left::<24>(*words),
+            120 << 23,
+            1.0 / 64.0,
+        ),
+    };
+    *words = next::<S, PER_WORD>(simd, *words);
+    let number = simd.from_bits(magnitude, bias);
+    let subnormal = simd.mul_add(number, simd.splat(2.0), simd.splat(-normal));
+    simd.with_sign(simd.min(number, subnormal), sign)
 }
 
 /// Dequantises the values of words, row by row: `q scale + offset`.
 #[inline(always)]
-pub fn unpack<S: Simd, const PER_WORD: usize>(
+pub fn unpack<S: Simd, const PER_WORD: usize, const FLOAT: bool>(
     simd: S,
     mut words: S::U32,
     scales: S::F32,
@@ -36,7 +77,7 @@ pub fn unpack<S: Simd, const PER_WORD: usize>(
 ) -> [S::F32; PER_WORD] {
     let mut values = [offsets; PER_WORD];
     for value in &mut values {
-        *value = take::<S, PER_WORD>(simd, &mut words, scales, offsets);
+        *value = take::<S, PER_WORD, FLOAT>(simd, &mut words, scales, offsets);
     }
     values
 }
@@ -57,7 +98,6 @@ fn store_part<S: Simd, T: HostFloat>(simd: S, vector: S::F32, to: &mut [T]) {
 /// Writes the float weight [K, N] to `out`, in natural row order.
 pub fn dequantize<T: HostFloat>(
     reader: &Reader<'_>,
-    per_word: usize,
     permutation: Option<&[u32]>,
     out: &mut [T],
     n: usize,
@@ -71,29 +111,28 @@ pub fn dequantize<T: HostFloat>(
     for_each(k.div_ceil(reader.chunk) * strips, elements, |task| {
         let (chunk, start) = (task / strips, task % strips * STRIP);
         let columns = start..n.min(start + STRIP);
-        match per_word {
-            8 => dispatch(Strip::<T, 8> {
-                reader,
-                permutation,
-                out: &out,
-                k,
-                chunk,
-                columns,
-            }),
-            _ => dispatch(Strip::<T, 4> {
-                reader,
-                permutation,
-                out: &out,
-                k,
-                chunk,
-                columns,
-            }),
+        let strip = Strip {
+            reader,
+            permutation,
+            out: &out,
+            k,
+            chunk,
+            columns,
+        };
+        match reader.value {
+            WeightValue::Int4 => dispatch(Of::<_, 8, false>(strip)),
+            WeightValue::Int8 => dispatch(Of::<_, 4, false>(strip)),
+            WeightValue::E2m1 => dispatch(Of::<_, 8, true>(strip)),
+            WeightValue::E4m3 => dispatch(Of::<_, 4, true>(strip)),
         }
     });
 }
 
+/// A task for words of `PER_WORD` values, floats or integers.
+pub struct Of<T, const PER_WORD: usize, const FLOAT: bool>(pub T);
+
 /// A task: a chunk of K of some columns.
-struct Strip<'a, T, const PER_WORD: usize> {
+struct Strip<'a, T> {
     reader: &'a Reader<'a>,
     permutation: Option<&'a [u32]>,
     out: &'a Columns<'a, T>,
@@ -102,11 +141,20 @@ struct Strip<'a, T, const PER_WORD: usize> {
     columns: Range<usize>,
 }
 
-impl<T: HostFloat, const PER_WORD: usize> Kernel for Strip<'_, T, PER_WORD> {
+impl<T: HostFloat, const PER_WORD: usize, const FLOAT: bool> Kernel
+    for Of<Strip<'_, T>, PER_WORD, FLOAT>
+{
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        self.0.run::<S, PER_WORD, FLOAT>(simd);
+    }
+}
+
+impl<T: HostFloat> Strip<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd, const PER_WORD: usize, const FLOAT: bool>(self, simd: S) {
         let mut scaling = [(simd.splat(0.0), simd.splat(0.0)); STRIP / LANES];
         let scaling = &mut scaling[..self.columns.len().div_ceil(LANES)];
         for (i, scaling) in scaling.iter_mut().enumerate() {
@@ -117,16 +165,20 @@ impl<T: HostFloat, const PER_WORD: usize> Kernel for Strip<'_, T, PER_WORD> {
         let start = self.chunk * self.reader.chunk;
         let end = self.k.min(start + self.reader.chunk);
         for first in (start..end).step_by(PER_WORD) {
-            self.word_row(simd, first, end, scaling);
+            self.word_row::<S, PER_WORD, FLOAT>(simd, first, end, scaling);
         }
     }
-}
 
-impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
     /// Writes the rows of K in one row of words, from `first` on and below `end`. `scaling` has the
     /// scale and offset of every vector of columns.
     #[inline(always)]
-    fn word_row<S: Simd>(&self, simd: S, first: usize, end: usize, scaling: &[(S::F32, S::F32)]) {
+    fn word_row<S: Simd, const PER_WORD: usize, const FLOAT: bool>(
+        &self,
+        simd: S,
+        first: usize,
+        end: usize,
+        scaling: &[(S::F32, S::F32)],
+    ) {
         let (start, width) = (self.columns.start, self.columns.len());
         let mut rows = [std::ptr::null_mut(); PER_WORD];
         for (stored, row) in (first..end).zip(&mut rows) {
@@ -141,15 +193,15 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
         // Many columns of a row are written at once: this is a tenth faster than moving to another
         // row after each vector.
         while S::REGISTERS >= 32 && (i + 8) * LANES <= width {
-            self.block::<S, 8>(simd, first, i, rows, scaling);
+            self.block::<S, PER_WORD, FLOAT, 8>(simd, first, i, rows, scaling);
             i += 8;
         }
         while (i + 2) * LANES <= width {
-            self.block::<S, 2>(simd, first, i, rows, scaling);
+            self.block::<S, PER_WORD, FLOAT, 2>(simd, first, i, rows, scaling);
             i += 2;
         }
         while i * LANES < width {
-            self.block::<S, 1>(simd, first, i, rows, scaling);
+            self.block::<S, PER_WORD, FLOAT, 1>(simd, first, i, rows, scaling);
             i += 1;
         }
     }
@@ -157,7 +209,7 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
     /// Writes `V` vectors of columns, from vector `i` of the strip on, to `rows`. A single vector
     /// may be the last of the strip, with fewer columns.
     #[inline(always)]
-    fn block<S: Simd, const V: usize>(
+    fn block<S: Simd, const PER_WORD: usize, const FLOAT: bool, const V: usize>(
         &self,
         simd: S,
         first: usize,
@@ -182,7 +234,7 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
             for (v, (words, &(scales, offsets))) in
                 words.iter_mut().zip(&scaling[i..i + V]).enumerate()
             {
-                let value = take::<S, PER_WORD>(simd, words, scales, offsets);
+                let value = take::<S, PER_WORD, FLOAT>(simd, words, scales, offsets);
                 // SAFETY: the row has these columns, which no other task has; nothing else borrows
                 // them.
                 store_part(simd, value, unsafe {

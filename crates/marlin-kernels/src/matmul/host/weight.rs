@@ -101,7 +101,8 @@ pub struct Reader<'a> {
     n: usize,
     /// Number of words in a row of words.
     columns: usize,
-    bits: WeightValue,
+    /// The kind of the values.
+    pub value: WeightValue,
     /// Rows of K that share a scale.
     group: usize,
     /// Rows of K whose products are added up before the scale is applied.
@@ -119,12 +120,12 @@ impl<'a> Reader<'a> {
             spec.scales.group.rows(k),
             PlainLayout::new(k, n, spec.value).columns(),
         );
-        // With groups of 32, 64 and 128 rows, a chunk is a group.
+        // With groups of 16 to 128 rows, a chunk is a group.
         Self {
             weight,
             n,
             columns,
-            bits: spec.value,
+            value: spec.value,
             group,
             chunk: group.clamp(1, MAX_CHUNK),
         }
@@ -154,9 +155,9 @@ impl<'a> Reader<'a> {
     #[inline(always)]
     pub fn zeros<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> S::F32 {
         let Some(words) = self.weight.zero_points else {
-            return simd.splat(f32::from(self.bits.midpoint()));
+            return simd.splat(f32::from(self.value.midpoint()));
         };
-        let (bits, per_word) = (self.bits.bits(), self.bits.per_word());
+        let (bits, per_word) = (self.value.bits(), self.value.per_word());
         let row = self.group_of(chunk) * self.n.div_ceil(per_word);
         // A vector's first column is the first value of a word.
         let word = |lane: usize| {
@@ -170,7 +171,7 @@ impl<'a> Reader<'a> {
             words,
             &std::array::from_fn(|lane| (lane % per_word * bits) as u32),
         );
-        simd.to_f32(simd.and(shifted, u32::from(self.bits.max())))
+        simd.to_f32(simd.and(shifted, u32::from(self.value.max())))
     }
 
     /// Returns the scales of a vector of columns in a chunk, and the offsets `-zero scale` that are

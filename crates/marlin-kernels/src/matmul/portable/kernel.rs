@@ -16,6 +16,31 @@ pub(super) struct PortableSizes {
     pub group: usize,
 }
 
+/// Returns the number of value `slot` of a packed word: an integer, or the number of a float's code.
+#[cube]
+fn number(word: u32, slot: usize, #[comptime] value: WeightValue) -> f32 {
+    if comptime!(value.is_float()) {
+        let code = word >> u32::cast_from(slot * comptime!(value.bits()));
+        // The bits of exponent and mantissa, the place of the mantissa in f32, the difference of
+        // the biases, and the smallest normal number.
+        let (bits, place, bias, normal) = comptime!(match value {
+            WeightValue::E2m1 => (7u32, 22u32, 126u32 << 23, 1.0f32),
+            _ => (0x7f, 20, 120 << 23, 1.0 / 64.0),
+        });
+        // A subnormal code reads as 2^e (1 + m), which is more than its number, 2^(e + 1) m. No
+        // subnormal f32 occurs, which some runtimes read as 0.
+        let read = f32::reinterpret(((code & bits) << place) + bias);
+        let magnitude = min(read, 2.0 * read - normal);
+        if code & comptime!(bits + 1) == 0 {
+            magnitude
+        } else {
+            -magnitude
+        }
+    } else {
+        unpack(word, slot, value)
+    }
+}
+
 /// Extracts value `slot` of a packed word.
 #[cube]
 fn unpack(word: u32, slot: usize, #[comptime] value: WeightValue) -> f32 {
@@ -106,7 +131,7 @@ pub(super) fn matmul<F: Float, S: Float>(
                 let row = word_row * per_word + i;
                 // Only the last word of a column can hold padding.
                 if row < sizes.k {
-                    let weight = unpack(word, i, value) - zero;
+                    let weight = number(word, i, value) - zero;
                     let feature = natural_row(&row_permutation, row);
                     #[unroll]
                     for r in 0..rows {
@@ -159,7 +184,7 @@ pub(super) fn dequantize<F: Float, S: Float>(
     let column = ABSOLUTE_POS % sizes.n;
     let group = row / sizes.group;
     let per_word = comptime!(value.per_word());
-    let q = unpack(
+    let q = number(
         qweight[(row / per_word) * sizes.columns + column],
         row % per_word,
         value,

@@ -179,4 +179,41 @@ impl Simd for Avx2 {
     fn to_f32(self, words: [__m256i; 2]) -> [__m256; 2] {
         unsafe { [_mm256_cvtepi32_ps(words[0]), _mm256_cvtepi32_ps(words[1])] }
     }
+
+    #[inline(always)]
+    fn shift_left<const BITS: i32>(self, words: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe {
+            [
+                _mm256_slli_epi32::<BITS>(words[0]),
+                _mm256_slli_epi32::<BITS>(words[1]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn from_bits(self, words: [__m256i; 2], bits: u32) -> [__m256; 2] {
+        let [bits, _] = self.splat_word(bits);
+        unsafe {
+            [
+                _mm256_castsi256_ps(_mm256_add_epi32(words[0], bits)),
+                _mm256_castsi256_ps(_mm256_add_epi32(words[1], bits)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn min(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn with_sign(self, magnitudes: [__m256; 2], words: [__m256i; 2]) -> [__m256; 2] {
+        let [low, high] = self.and(words, 0x8000_0000);
+        unsafe {
+            [
+                _mm256_or_ps(magnitudes[0], _mm256_castsi256_ps(low)),
+                _mm256_or_ps(magnitudes[1], _mm256_castsi256_ps(high)),
+            ]
+        }
+    }
 }

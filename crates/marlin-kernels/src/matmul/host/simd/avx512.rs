@@ -121,4 +121,26 @@ impl Simd for Avx512 {
     fn to_f32(self, words: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(words) }
     }
+
+    #[inline(always)]
+    fn shift_left<const BITS: i32>(self, words: __m512i) -> __m512i {
+        unsafe { _mm512_sllv_epi32(words, _mm512_set1_epi32(BITS)) }
+    }
+
+    #[inline(always)]
+    fn from_bits(self, words: __m512i, bits: u32) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_add_epi32(words, self.splat_word(bits))) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn with_sign(self, magnitudes: __m512, words: __m512i) -> __m512 {
+        let signs = self.and(words, 0x8000_0000);
+        // A bitwise or of floats needs AVX-512DQ.
+        unsafe { _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(magnitudes), signs)) }
+    }
 }

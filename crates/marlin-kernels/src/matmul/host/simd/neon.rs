@@ -195,6 +195,56 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn shift_left<const BITS: i32>(self, words: Self::U32) -> Self::U32 {
+        unsafe {
+            [
+                vshlq_n_u32::<BITS>(words[0]),
+                vshlq_n_u32::<BITS>(words[1]),
+                vshlq_n_u32::<BITS>(words[2]),
+                vshlq_n_u32::<BITS>(words[3]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn from_bits(self, words: Self::U32, bits: u32) -> Self::F32 {
+        let [bits, ..] = self.splat_word(bits);
+        unsafe {
+            [
+                vreinterpretq_f32_u32(vaddq_u32(words[0], bits)),
+                vreinterpretq_f32_u32(vaddq_u32(words[1], bits)),
+                vreinterpretq_f32_u32(vaddq_u32(words[2], bits)),
+                vreinterpretq_f32_u32(vaddq_u32(words[3], bits)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        unsafe {
+            [
+                vminq_f32(a[0], b[0]),
+                vminq_f32(a[1], b[1]),
+                vminq_f32(a[2], b[2]),
+                vminq_f32(a[3], b[3]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn with_sign(self, magnitudes: Self::F32, words: Self::U32) -> Self::F32 {
+        let signs = self.and(words, 0x8000_0000);
+        unsafe {
+            [
+                vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(magnitudes[0]), signs[0])),
+                vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(magnitudes[1]), signs[1])),
+                vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(magnitudes[2]), signs[2])),
+                vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(magnitudes[3]), signs[3])),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn to_f32(self, words: Self::U32) -> Self::F32 {
         let [a, b, c, d] = words;
         unsafe {
