@@ -13,8 +13,12 @@ pub fn and_here(a: u32, b: u32) -> u32 {
 }
 
 /// `lop3`: returns `(a & mask) | c`. If `stays`, it is computed where this function is called; see
-/// [`and_here`].
+/// [`and_here()`].
 #[cube]
+#[allow(
+    clippy::if_same_then_else,
+    reason = "the options of the two instructions differ"
+)]
 pub fn lop3_and_or(a: u32, #[comptime] mask: u32, c: u32, #[comptime] stays: bool) -> u32 {
     let d: u32;
     if comptime!(stays) {

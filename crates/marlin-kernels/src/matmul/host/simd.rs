@@ -48,7 +48,7 @@ pub trait Simd: Copy {
     /// Converts words below 2^31 to floats.
     fn to_f32(self, words: Self::U32) -> Self::F32;
     /// Returns the floats whose bits are the words plus `bits`.
-    fn from_bits(self, words: Self::U32, bits: u32) -> Self::F32;
+    fn bits_to_f32(self, words: Self::U32, bits: u32) -> Self::F32;
     fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// Returns positive floats with the highest bits of words as their signs.
     fn with_sign(self, magnitudes: Self::F32, words: Self::U32) -> Self::F32;
@@ -227,7 +227,7 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn from_bits(self, words: Self::U32, bits: u32) -> Self::F32 {
+    fn bits_to_f32(self, words: Self::U32, bits: u32) -> Self::F32 {
         map(words, |word| f32::from_bits(word + bits))
     }
 

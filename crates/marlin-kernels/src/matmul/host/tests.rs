@@ -319,7 +319,7 @@ impl Kernel for Methods {
             simd.to_f32(simd.and(shifted, 15)),
             simd.splat(simd.sum(a)),
             simd.to_f32(simd.shift_left::<7>(simd.and(words, 0xffff))),
-            simd.from_bits(simd.and(words, 0x7f_ffff), 120 << 23),
+            simd.bits_to_f32(simd.and(words, 0x7f_ffff), 120 << 23),
             simd.min(a, simd.mul(a, a)),
             simd.with_sign(simd.mul(a, a), words),
         ];

@@ -62,7 +62,7 @@ pub fn take_float<S: Simd, const PER_WORD: usize>(simd: S, words: &mut S::U32) -
         ),
     };
     *words = next::<S, PER_WORD>(simd, *words);
-    let number = simd.from_bits(magnitude, bias);
+    let number = simd.bits_to_f32(magnitude, bias);
     let subnormal = simd.mul_add(number, simd.splat(2.0), simd.splat(-normal));
     simd.with_sign(simd.min(number, subnormal), sign)
 }

@@ -191,7 +191,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn from_bits(self, words: [__m256i; 2], bits: u32) -> [__m256; 2] {
+    fn bits_to_f32(self, words: [__m256i; 2], bits: u32) -> [__m256; 2] {
         let [bits, _] = self.splat_word(bits);
         unsafe {
             [

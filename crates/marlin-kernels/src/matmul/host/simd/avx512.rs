@@ -128,7 +128,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn from_bits(self, words: __m512i, bits: u32) -> __m512 {
+    fn bits_to_f32(self, words: __m512i, bits: u32) -> __m512 {
         unsafe { _mm512_castsi512_ps(_mm512_add_epi32(words, self.splat_word(bits))) }
     }
 

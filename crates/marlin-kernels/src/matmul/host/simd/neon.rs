@@ -207,7 +207,7 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn from_bits(self, words: Self::U32, bits: u32) -> Self::F32 {
+    fn bits_to_f32(self, words: Self::U32, bits: u32) -> Self::F32 {
         let [bits, ..] = self.splat_word(bits);
         unsafe {
             [
