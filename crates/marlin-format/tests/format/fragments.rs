@@ -3,7 +3,9 @@
 //! packed words, with the kernels' masks. These tests do not use the index functions of the
 //! layouts.
 
-use marlin_format::layout::{MarlinLayout, MetadataLayout, ScaleLayout, SparseLayout, ZeroLayout};
+use marlin_format::layout::{
+    MarlinLayout, MetadataLayout, ScaleLayout, SparseLayout, ZeroLayout, gather_bits,
+};
 use marlin_format::{GroupSize, PlainWeight, QuantSpec, ScaleDtype, WeightValue};
 
 use crate::common::{numbered_scales, random_weight, rng, sparse_weight};
@@ -198,9 +200,13 @@ fn a_lane_holds_the_a_fragment_of_the_transposed_weight() {
         QuantSpec::fp8(),
     ] {
         let weight = random_weight(&mut rng(), k, n, spec, false);
-        let words = MarlinLayout::in_chunks(k, n, spec.value)
+        // Kernels convert the bits of floats in the order of `scatter_bits`.
+        let words: Vec<u32> = MarlinLayout::in_chunks(k, n, spec.value)
             .pack(&weight)
-            .unwrap();
+            .unwrap()
+            .into_iter()
+            .map(|word| gather_bits(word, spec.value))
+            .collect();
         for (step, tile_column) in
             (0..k / 16).flat_map(|step| (0..n / 64).map(move |column| (step, column)))
         {

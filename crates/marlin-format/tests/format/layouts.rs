@@ -1,6 +1,8 @@
 use std::collections::HashSet;
 
-use marlin_format::layout::{MarlinLayout, PlainLayout, ScaleLayout, WordIndex, ZeroLayout};
+use marlin_format::layout::{
+    MarlinLayout, PlainLayout, ScaleLayout, WordIndex, ZeroLayout, gather_bits,
+};
 use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, WeightValue};
 use proptest::prelude::*;
 use rand::SeedableRng;
@@ -185,6 +187,7 @@ proptest! {
             let words = layout.pack(&weight).unwrap();
             prop_assert_eq!(words.len(), layout.words());
             prop_assert_eq!(layout.unpack(&words).unwrap(), weight.qweight());
+            let words: Vec<u32> = words.iter().map(|&word| gather_bits(word, spec.value)).collect();
             let filled = layout.k_padded() * layout.n_padded() - k * n;
             let padding = (0..layout.k_padded())
                 .flat_map(|row| (0..layout.n_padded()).map(move |column| (row, column)))
