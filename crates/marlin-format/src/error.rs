@@ -50,6 +50,16 @@ pub enum FormatError {
         /// The kind of values.
         value: WeightValue,
     },
+    /// Floats in groups for which no file format is written.
+    #[error(
+        "{value} values in groups of {} are not written to files; quantise to fp8, mxfp4 or nvfp4", group_name(*.group)
+    )]
+    UnwrittenGroup {
+        /// The kind of values.
+        value: WeightValue,
+        /// The group size.
+        group: GroupSize,
+    },
     /// A value whose code is NaN.
     #[error("the {value} value at row {row}, column {column} is NaN; weights must be finite")]
     NanValue {

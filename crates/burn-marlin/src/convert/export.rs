@@ -9,7 +9,9 @@ use burn::module::{Module, ModuleVisitor, Param, Parameter, Reparameterization};
 use burn::store::KeyRemapper;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
-use marlin_format::checkpoint::compressed_tensors::{QuantizationConfig, tensor_specs, tensors_of};
+use marlin_format::checkpoint::compressed_tensors::{
+    QuantizationConfig, check, tensor_specs, tensors_of,
+};
 use marlin_format::checkpoint::{CheckpointError, CheckpointWriter, TensorSpec};
 use marlin_format::{QuantSpec, ScaleDtype};
 use serde_json::json;
@@ -165,6 +167,10 @@ impl Entry {
         match &self.value {
             Value::Quantized(weight) => {
                 let [k, n] = weight.dims();
+                check(&weight.spec()).map_err(|source| ExportError::Format {
+                    path: self.path.clone(),
+                    source,
+                })?;
                 Ok(tensor_specs(
                     &self.name,
                     k,

@@ -1,4 +1,5 @@
 use burn::tensor::DType;
+use marlin_format::FormatError;
 use marlin_format::checkpoint::CheckpointError;
 
 /// The reason why a model cannot be exported as a checkpoint.
@@ -33,6 +34,14 @@ pub enum ExportError {
         path: String,
         /// The dtype of the parameter.
         found: DType,
+    },
+    /// The files have no format for the values of a quantised weight.
+    #[error("the quantised weight `{path}`")]
+    Format {
+        /// Path of the parameter in the model.
+        path: String,
+        /// The cause.
+        source: FormatError,
     },
     /// A quantised weight could not be read from the device.
     #[error("the quantised weight `{path}`")]

@@ -1,5 +1,6 @@
 //! Weights of floats: their quantisation, values and errors.
 
+use marlin_format::checkpoint::compressed_tensors;
 use marlin_format::layout::PlainLayout;
 use marlin_format::{
     FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, WeightDescriptor,
@@ -151,6 +152,20 @@ fn other_formats_of_floats_are_refused() {
         WeightDescriptor::plain(sparse, 64, 8).check(),
         Err(FormatError::SparseFloats {
             value: WeightValue::E2m1
+        })
+    );
+}
+
+#[test]
+fn files_hold_floats_of_three_formats() {
+    for (_, spec) in QuantSpec::FLOAT_FORMATS {
+        assert_eq!(compressed_tensors::check(&spec), Ok(()));
+    }
+    assert_eq!(
+        compressed_tensors::check(&QuantSpec::fp8_blocks()),
+        Err(FormatError::UnwrittenGroup {
+            value: WeightValue::E4m3,
+            group: GroupSize::G128
         })
     );
 }

@@ -42,6 +42,12 @@ impl FileFormat {
                 layer: layer.into(),
                 groups,
             }),
+            Self::CompressedTensors => {
+                compressed_tensors::check(spec).map_err(|source| ModelError::Quantize {
+                    layer: layer.into(),
+                    source,
+                })
+            }
             Self::Gptq if spec.value.is_float() => Err(ModelError::Quantize {
                 layer: layer.into(),
                 source: FormatError::IntegerFormat {

@@ -41,7 +41,7 @@ use super::{
     fp4, fp8, groups,
 };
 use crate::layout::PlainLayout;
-use crate::{GroupSize, PlainParts, PlainWeight, QuantSpec, Scales, WeightValue};
+use crate::{FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales, WeightValue};
 
 pub(super) const TENSORS: [&str; 5] = [PACKED, SCALE, SHAPE, ZERO_POINT, GROUP_INDEX];
 const PACKED: &str = "weight_packed";
@@ -153,6 +153,21 @@ fn floats_to_plain(
         (_, GroupSize::G16) => fp4::to_plain(checkpoint, layer, Fp4Format::NvFp4Packed),
         _ => fp4::to_plain(checkpoint, layer, Fp4Format::MxFp4Packed),
     }
+}
+
+/// Checks that [`tensors_of`] has a format for weights of a spec.
+///
+/// # Errors
+/// [`FormatError::UnwrittenGroup`] for e4m3 values in groups of 128, of which only those of equal
+/// columns would be blocks.
+pub fn check(spec: &QuantSpec) -> Result<(), FormatError> {
+    if spec.value.is_float() && FloatFormat::of(spec).is_none() {
+        return Err(FormatError::UnwrittenGroup {
+            value: spec.value,
+            group: spec.scales.group,
+        });
+    }
+    Ok(())
 }
 
 /// Returns the specs of the tensors of `layer`, in the order of [`tensors_of`]. A writer declares
