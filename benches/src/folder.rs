@@ -2,7 +2,8 @@
 //! as many tokens: for servers, when no large model is at hand.
 
 use crate::BenchError;
-use crate::decode::{Preset, Weights, failed};
+use crate::decode::{Preset, failed};
+use crate::weights::Weights;
 use clap::Args;
 use half::f16;
 use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};

@@ -30,6 +30,8 @@ mod repack;
 mod shapes;
 #[cfg(feature = "cuda")]
 mod timing;
+#[cfg(feature = "cuda")]
+mod weights;
 
 use clap::{Args, Parser, Subcommand};
 use marlin_format::GroupSize;
@@ -84,7 +86,7 @@ struct KernelArgs {
     #[arg(long, value_delimiter = ',', default_values_t = shapes::ROWS)]
     m: Vec<usize>,
     /// Values of a weight: integers of 4 or 8 bits, e2m1 or e4m3.
-    #[arg(long, default_value = "4", value_parser = value)]
+    #[arg(long, default_value = "4")]
     bits: WeightValue,
     /// Group size: 16, 32, 64, 128, or -1 for a whole column.
     #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = group)]
@@ -117,20 +119,6 @@ struct ConvertArgs {
     /// Group size: 32, 64, 128, or -1 for a whole column.
     #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = group)]
     group: GroupSize,
-}
-
-#[cfg(feature = "cuda")]
-fn value(text: &str) -> Result<WeightValue, String> {
-    if let Some(value) = WeightValue::FLOATS
-        .into_iter()
-        .find(|value| value.to_string() == text)
-    {
-        return Ok(value);
-    }
-    let bits: i64 = text
-        .parse()
-        .map_err(|_| format!("`{text}` is no number and no kind of floats"))?;
-    WeightValue::try_from(bits).map_err(|error| error.to_string())
 }
 
 fn group(text: &str) -> Result<GroupSize, String> {

@@ -5,10 +5,8 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use half::{bf16, f16};
-use marlin_format::layout::MetadataLayout;
-use marlin_format::{
-    WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors, WeightValue,
-};
+use marlin_format::layout::{MetadataLayout, scatter_bits};
+use marlin_format::{WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors};
 use marlin_kernels::{ActivationDtype, WeightBuffers};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -45,11 +43,14 @@ impl Weights {
                 random_metadata(&mut rng, 4 * tensor.elements()),
                 tensor.elements(),
             ),
-            WeightTensor::Qweight if format.spec.value == WeightValue::E4m3 => {
-                let mut codes = random_bytes(4 * tensor.elements());
-                // Without the lowest bit of its exponent, no code is NaN.
-                codes.iter_mut().for_each(|code| *code &= 0xf7);
-                (codes, tensor.elements())
+            WeightTensor::Qweight => {
+                // The words are those of the tile layout, whose order of bits has NaN, too.
+                let (value, mut bytes) = (format.spec.value, random_bytes(4 * tensor.elements()));
+                for word in bytes.as_chunks_mut::<4>().0 {
+                    let codes = u32::from_le_bytes(*word) & value.finite_mask();
+                    *word = scatter_bits(codes, value).to_le_bytes();
+                }
+                (bytes, tensor.elements())
             }
             _ => (random_bytes(4 * tensor.elements()), tensor.elements()),
         });

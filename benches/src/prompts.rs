@@ -3,9 +3,10 @@
 
 use crate::BenchError;
 use crate::decode::{
-    CHUNK, Preset, Weights, add_requests, failed, first_tokens, prefill_steps, step, value_name,
+    CHUNK, Preset, add_requests, failed, first_tokens, prefill_steps, step, value_name,
 };
 use crate::record;
+use crate::weights::Weights;
 use burn::tensor::{Device, FloatDType};
 use clap::Args;
 use marlin_lm::{Engine, Model};

@@ -4,7 +4,7 @@ use crate::Error;
 use burn::tensor::quantization::{
     BlockScale, QuantMode, QuantScheme, QuantValue, ScaleDtype as BurnDtype,
 };
-use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, WeightValue};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, WeightValue};
 
 /// Returns the spec of a weight [K, N] that Burn's `QuantScheme` describes, so that a model which
 /// is configured with a scheme can be converted with it.
@@ -89,24 +89,15 @@ pub fn spec_of_scheme(scheme: &QuantScheme) -> Result<QuantSpec, Error> {
         }
     };
     let spec = QuantSpec::new(value, group).with_scale_dtype(dtype);
-    spec.check()
-        .map_err(|source| unsupported(spec.to_string(), supported(&source)))?;
-    Ok(spec)
-}
-
-/// Returns what the values of a refused spec can have.
-fn supported(source: &FormatError) -> &'static str {
-    match source {
-        FormatError::ValueGroup {
-            value: WeightValue::E4m3,
-            ..
-        } => "blocks of [128, 1] for E4M3",
-        FormatError::ValueGroup {
-            value: WeightValue::E2m1,
-            ..
-        } => "blocks of [32, 1] or [16, 1] for E2M1",
-        _ => "[32, 1], [64, 1] or [128, 1]",
+    if value.groups().contains(&group) {
+        return Ok(spec);
     }
+    let expected = match value {
+        WeightValue::E4m3 => "blocks of [128, 1] for E4M3",
+        WeightValue::E2m1 => "blocks of [32, 1] or [16, 1] for E2M1",
+        WeightValue::Int4 | WeightValue::Int8 => "blocks of [32, 1], [64, 1] or [128, 1]",
+    };
+    Err(unsupported(spec.to_string(), expected))
 }
 
 /// Returns the spec of MXFP4 or NVFP4, if the values and scales are those of one of them.

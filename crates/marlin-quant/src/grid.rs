@@ -84,9 +84,8 @@ impl Grid {
     /// Returns grid `index` of a search; the first has the levels of the whole range.
     pub fn candidate([low, high]: [f32; 2], index: usize, format: &GroupFormat) -> Self {
         let spec = &format.spec;
-        let (part, sign) = match spec.has_zero_points() {
-            _ if spec.value.is_float() && index == SHRINKS => (FLOAT_GROWTH, 1.0),
-            _ if spec.value.is_float() => (shrink(index), 1.0),
+        let (part, sign) = match spec.value.is_float() || spec.has_zero_points() {
+            true if index == SHRINKS => (FLOAT_GROWTH, 1.0),
             true => (shrink(index), 1.0),
             false => (
                 shrink(index / 2),

@@ -100,11 +100,7 @@ impl DeviceTensors {
 
     /// Returns the standard deviation of the floats of [`random`](Self::random) words.
     pub fn deviation_of_floats(value: WeightValue) -> f64 {
-        let mask = if value == WeightValue::E4m3 {
-            WITHOUT_NAN as u8
-        } else {
-            value.max()
-        };
+        let mask = value.finite_mask() as u8;
         let squares = (0..=value.max()).map(|code| f64::from(value.decode(code & mask)).powi(2));
         (squares.sum::<f64>() / (f64::from(value.max()) + 1.0)).sqrt()
     }
@@ -136,9 +132,9 @@ impl DeviceTensors {
             (device, scale_dtype),
         );
         let qweight = bits(shapes.qweight);
-        let qweight = match descriptor.spec().value {
-            WeightValue::E4m3 => qweight.map(|words| words.bitwise_and_scalar(WITHOUT_NAN)),
-            _ => qweight,
+        let qweight = match descriptor.spec().value.finite_mask() {
+            u32::MAX => qweight,
+            mask => qweight.map(|words| words.bitwise_and_scalar(mask as i32)),
         };
         Self {
             qweight,
@@ -149,10 +145,6 @@ impl DeviceTensors {
         }
     }
 }
-
-/// The bits of a word of four e4m3 codes without the lowest bits of their exponents: no such code is
-/// NaN.
-const WITHOUT_NAN: i32 = 0xf7f7_f7f7_u32 as i32;
 
 /// Converts words to signed words in the same memory. Spare capacity is freed, because a tensor may
 /// hold the memory for as long as the model exists.

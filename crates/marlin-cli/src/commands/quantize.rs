@@ -23,12 +23,9 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         DtypeName::Bf16 => ScaleDtype::BF16,
         DtypeName::F32 => ScaleDtype::F32,
     };
-    let named = args.format_values.as_deref();
-    let floats = QuantSpec::FLOAT_FORMATS
-        .into_iter()
-        .find(|(name, _)| named == Some(name));
-    let spec = match floats {
-        Some((_, spec)) => spec,
+    let floats = args.format_values.as_deref();
+    let spec = match floats.and_then(QuantSpec::of_float_format) {
+        Some(spec) => spec,
         None => QuantSpec::new(args.bits, args.group)
             .with_zero_point(args.zero_points.into())
             .with_scale_dtype(scale_dtype),

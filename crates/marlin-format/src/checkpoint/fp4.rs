@@ -22,10 +22,9 @@
 //! `export/export_to_autoround/qlinear_fp.py`; vLLM `quantization/modelopt.py`.
 
 use super::layer_tensors::LayerTensors;
-use super::packed::{from_byte_rows, transposed_as};
+use super::packed::transposed_as;
 use super::{Checkpoint, CheckpointError, Dtype, Fp4Format, TensorView, float_scales, is_float};
-use crate::layout::PlainLayout;
-use crate::{PlainParts, PlainWeight, QuantSpec, Scales};
+use crate::{PlainWeight, QuantSpec};
 
 const PACKED: &str = "weight_packed";
 const WEIGHT: &str = "weight";
@@ -72,10 +71,9 @@ pub fn to_plain(
         &[Dtype::U8],
         "U8, because the config says that the layer is quantised",
     )?;
-    let invalid = |source| tensors.invalid(&weight, source);
     let [n, row_bytes] = weight.expect_matrix("[N, K/2]")?;
     let k = row_bytes.saturating_mul(2);
-    QuantSpec::check_shape(k, n).map_err(invalid)?;
+    QuantSpec::check_shape(k, n).map_err(|source| tensors.invalid(&weight, source))?;
 
     let groups = spec.scales.group.count(k);
     let stored = tensors.get(SCALE)?;
@@ -83,20 +81,7 @@ pub fn to_plain(
     let codes = stored.expect_shape(&[n, groups])?.bytes();
     let scales = transposed_as(codes, n, groups, |code| numbers[usize::from(code)]);
     float_scales::check(&stored, &scales, n)?;
-
-    let layout = PlainLayout::new(k, n, spec.value);
-    let qweight = from_byte_rows(tensors.buffer(&layout), &layout, weight.bytes());
-    PlainWeight::new(PlainParts {
-        k,
-        n,
-        spec,
-        qweight,
-        metadata: None,
-        scales: Scales::F32(scales),
-        zero_points: None,
-        row_permutation: None,
-    })
-    .map_err(invalid)
+    tensors.float_weight(&weight, spec, [k, n], scales)
 }
 
 /// Returns the scale that each code in the tensor of scales stands for, which includes the scale of

@@ -20,12 +20,10 @@
 //! `integrations/{finegrained_fp8,fbgemm_fp8}.py`; vLLM `quantization/{fp8,fbgemm_fp8,modelopt}.py`.
 
 use super::layer_tensors::LayerTensors;
-use super::packed::from_byte_rows;
 use super::{
     Checkpoint, CheckpointError, Dtype, Fp8Config, Fp8Format, TensorView, float_scales, is_float,
 };
-use crate::layout::PlainLayout;
-use crate::{PlainParts, PlainWeight, QuantSpec, Scales};
+use crate::{PlainWeight, QuantSpec};
 
 const WEIGHT: &str = "weight";
 const SCALE: &str = "weight_scale";
@@ -74,9 +72,8 @@ pub fn to_plain(
         &[Dtype::F8_E4M3],
         "F8_E4M3, because the config says that the layer is quantised",
     )?;
-    let invalid = |source| tensors.invalid(&weight, source);
     let [n, k] = weight.expect_matrix("[N, K]")?;
-    QuantSpec::check_shape(k, n).map_err(invalid)?;
+    QuantSpec::check_shape(k, n).map_err(|source| tensors.invalid(&weight, source))?;
 
     // Files of old versions hold zero points, all 0, of symmetric weights.
     if let Some(zero_points) = tensors.optional(ZERO_POINT)
@@ -93,20 +90,7 @@ pub fn to_plain(
         false => row_scales(&stored, n)?,
     };
     float_scales::check(&stored, &scales, n)?;
-
-    let layout = PlainLayout::new(k, n, spec.value);
-    let qweight = from_byte_rows(tensors.buffer(&layout), &layout, weight.bytes());
-    PlainWeight::new(PlainParts {
-        k,
-        n,
-        spec,
-        qweight,
-        metadata: None,
-        scales: Scales::F32(scales),
-        zero_points: None,
-        row_permutation: None,
-    })
-    .map_err(invalid)
+    tensors.float_weight(&weight, spec, [k, n], scales)
 }
 
 /// Returns the tensor of scales, which has one of two names under `quant_method: fp8`.

@@ -1,8 +1,9 @@
 //! Access to the tensors of one layer, shared by the readers of all formats.
 
+use super::packed::from_byte_rows;
 use super::{Checkpoint, CheckpointError, TensorView};
 use crate::layout::PlainLayout;
-use crate::{FormatError, QuantSpec};
+use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
 
 /// The tensors of one layer, by their names within the layer, and the errors about the layer.
 #[derive(Clone, Copy)]
@@ -60,6 +61,29 @@ impl<'a> LayerTensors<'a> {
     /// Returns a buffer of words for a weight in `layout`, with any contents.
     pub(super) fn buffer(&self, layout: &PlainLayout) -> Vec<u32> {
         self.checkpoint.buffer(layout.words())
+    }
+
+    /// Returns the weight `[K, N]` whose values are the bytes of `weight`, a row for each of the N
+    /// output features, with scales `[G, N]`.
+    pub(super) fn float_weight(
+        &self,
+        weight: &TensorView<'_>,
+        spec: QuantSpec,
+        [k, n]: [usize; 2],
+        scales: Vec<f32>,
+    ) -> Result<PlainWeight, CheckpointError> {
+        let layout = PlainLayout::new(k, n, spec.value);
+        let parts = PlainParts {
+            k,
+            n,
+            spec,
+            qweight: from_byte_rows(self.buffer(&layout), &layout, weight.bytes()),
+            metadata: None,
+            scales: Scales::F32(scales),
+            zero_points: None,
+            row_permutation: None,
+        };
+        PlainWeight::new(parts).map_err(|source| self.invalid(weight, source))
     }
 
     pub(super) fn missing(&self, tensor: &str) -> CheckpointError {

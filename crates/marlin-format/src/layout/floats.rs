@@ -2,12 +2,11 @@
 
 use crate::WeightValue;
 
-/// The bits of a part of a value in both halves of a word, and the distance to the left by which
-/// they move.
-type Move = (u32, i32);
+/// Some bits of a word, and the distance to the left by which [`scatter_bits`] moves them.
+pub type BitMove = (u32, i32);
 
 /// The sign, then exponent and mantissa, of the four e2m1 values of a half.
-const E2M1: [Move; 8] = [
+const E2M1: [BitMove; 8] = [
     (0x0008_0008, 12),
     (0x0007_0007, 9),
     (0x0080_0080, 5),
@@ -20,7 +19,7 @@ const E2M1: [Move; 8] = [
 
 /// The sign, then exponent and mantissa, of bytes 0 and 2, which go to the lower half, and of bytes
 /// 1 and 3, which go to the upper half.
-const E4M3: [Move; 8] = [
+const E4M3: [BitMove; 8] = [
     (0x0000_0080, 8),
     (0x0000_007f, 7),
     (0x0000_8000, 16),
@@ -31,8 +30,8 @@ const E4M3: [Move; 8] = [
     (0x7f00_0000, -8),
 ];
 
-/// Returns the moves of a kind of values; none for integers, whose bits stay where they are.
-const fn moves(value: WeightValue) -> &'static [Move] {
+/// Returns the moves of [`scatter_bits`]; none for integers, whose bits stay where they are.
+pub const fn bit_moves(value: WeightValue) -> &'static [BitMove] {
     match value {
         WeightValue::Int4 | WeightValue::Int8 => &[],
         WeightValue::E2m1 => &E2M1,
@@ -62,7 +61,7 @@ const fn moves(value: WeightValue) -> &'static [Move] {
 /// after a shift by 3 to the left. The others take a shift and a mask for each of their parts, as
 /// all values would in their own order.
 pub const fn scatter_bits(word: u32, value: WeightValue) -> u32 {
-    let moves = moves(value);
+    let moves = bit_moves(value);
     if moves.is_empty() {
         return word;
     }
@@ -78,7 +77,7 @@ pub const fn scatter_bits(word: u32, value: WeightValue) -> u32 {
 
 /// Returns the word whose bits [`scatter_bits`] has moved.
 pub const fn gather_bits(word: u32, value: WeightValue) -> u32 {
-    let moves = moves(value);
+    let moves = bit_moves(value);
     if moves.is_empty() {
         return word;
     }

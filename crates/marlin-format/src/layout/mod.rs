@@ -24,7 +24,7 @@ mod sparse;
 mod tile;
 mod zeros;
 
-pub use floats::{gather_bits, scatter_bits};
+pub use floats::{BitMove, bit_moves, gather_bits, scatter_bits};
 pub use marlin::MarlinLayout;
 pub use marlin24::Marlin24Layout;
 pub use metadata::MetadataLayout;

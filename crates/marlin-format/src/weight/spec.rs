@@ -308,6 +308,13 @@ impl QuantSpec {
         ("nvfp4", Self::nvfp4()),
     ];
 
+    /// Returns the format among [`FLOAT_FORMATS`](Self::FLOAT_FORMATS) with this name.
+    pub fn of_float_format(name: &str) -> Option<Self> {
+        Self::FLOAT_FORMATS
+            .into_iter()
+            .find_map(|(other, spec)| (other == name).then_some(spec))
+    }
+
     /// Returns the name of the format among [`FLOAT_FORMATS`](Self::FLOAT_FORMATS), whatever the
     /// dtype of the scales; `None` for others.
     pub fn float_format(&self) -> Option<&'static str> {

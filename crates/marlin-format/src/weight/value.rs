@@ -1,6 +1,7 @@
 //! The kinds of quantised values, and the numbers that their codes stand for.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
@@ -173,6 +174,23 @@ impl WeightValue {
         }
     }
 
+    /// Returns the bits of a word that random codes may have: without the lowest bits of their
+    /// exponents, no code of e4m3 is NaN. All bits for the other kinds of values.
+    pub const fn finite_mask(self) -> u32 {
+        match self {
+            Self::E4m3 => 0xf7f7_f7f7,
+            _ => u32::MAX,
+        }
+    }
+
+    /// Returns the kind of floats with this name.
+    fn of_float(name: &str) -> Result<Self, FormatError> {
+        Self::FLOATS
+            .into_iter()
+            .find(|value| value.to_string() == name)
+            .ok_or_else(|| FormatError::ValueName { found: name.into() })
+    }
+
     /// Returns true if a code is NaN.
     pub const fn is_nan(self, code: u8) -> bool {
         matches!(self, Self::E4m3) && code & 0x7f == 0x7f
@@ -216,10 +234,20 @@ impl TryFrom<ValueName> for WeightValue {
     fn try_from(name: ValueName) -> Result<Self, FormatError> {
         match name {
             ValueName::Bits(bits) => bits.try_into(),
-            ValueName::Float(found) => Self::FLOATS
-                .into_iter()
-                .find(|value| value.to_string() == found)
-                .ok_or(FormatError::ValueName { found }),
+            ValueName::Float(name) => Self::of_float(&name),
+        }
+    }
+}
+
+impl FromStr for WeightValue {
+    type Err = FormatError;
+
+    /// Parses the number of bits of an integer, `4` or `8`, or the name of a float, `e2m1` or
+    /// `e4m3`.
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        match text.parse::<i64>() {
+            Ok(bits) => bits.try_into(),
+            Err(_) => Self::of_float(text),
         }
     }
 }
@@ -275,6 +303,10 @@ mod tests {
                     assert_eq!(value.encode(found), code, "{value} {code:#x}");
                 }
             }
+        }
+        for value in WeightValue::ALL {
+            let is_finite = |code: u8| !value.is_nan(code & value.finite_mask() as u8);
+            assert!((0..=value.max()).all(is_finite), "{value}");
         }
         assert_eq!(WeightValue::E4m3.decode(0x7e), 448.0);
         assert_eq!(WeightValue::E2m1.decode(15), -6.0);

@@ -264,3 +264,27 @@ pub fn message(error: &dyn std::error::Error) -> String {
         .collect::<Vec<_>>()
         .join(": ")
 }
+
+/// Checks a weight of floats value by value. `code(row, column)` and `scale(row, column)` are those of
+/// a row, an output feature, and a column, an input feature, of the file.
+pub fn expect_floats(
+    weight: &PlainWeight,
+    [n, k]: [usize; 2],
+    code: impl Fn(usize, usize) -> u8,
+    scale: impl Fn(usize, usize) -> f32,
+) {
+    assert_eq!((weight.n(), weight.k()), (n, k));
+    let (value, found) = (weight.spec().value, weight.dequantize());
+    for row in 0..n {
+        for column in 0..k {
+            let code = code(row, column);
+            assert_eq!(weight.q(column, row), code, "row {row}, column {column}");
+            let expected = value.decode(code) * scale(row, column);
+            assert_eq!(
+                found[column * n + row].to_bits(),
+                expected.to_bits(),
+                "row {row}, column {column}"
+            );
+        }
+    }
+}

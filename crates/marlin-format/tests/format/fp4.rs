@@ -8,7 +8,7 @@ use marlin_format::{GroupSize, PlainWeight, WeightValue};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use crate::common::{LAYER, checkpoint, message, rng, tensor};
+use crate::common::{LAYER, checkpoint, expect_floats, message, rng, tensor};
 
 /// The formats of published files.
 pub const FORMATS: [Fp4Format; 3] = [
@@ -72,21 +72,12 @@ fn expect_weight(weight: &PlainWeight, tensors: &[TensorData], format: Fp4Format
     assert_eq!(weight.spec(), format.spec());
     let groups = format.spec().scales.group.count(k);
     let rows = format.spec().scales.group.rows(k);
-    let found = weight.dequantize();
-    for row in 0..n {
-        for column in 0..k {
-            let byte = tensors[0].bytes[row * k / 2 + column / 2];
-            let code = byte >> (4 * (column % 2)) & 15;
-            assert_eq!(weight.q(column, row), code, "row {row}, column {column}");
-            let scale = scale(format, tensors[1].bytes[row * groups + column / rows]);
-            let expected = WeightValue::E2m1.decode(code) * scale;
-            assert_eq!(
-                found[column * n + row].to_bits(),
-                expected.to_bits(),
-                "row {row}, column {column}"
-            );
-        }
-    }
+    let code = |row: usize, column: usize| {
+        tensors[0].bytes[row * k / 2 + column / 2] >> (4 * (column % 2)) & 15
+    };
+    let scale =
+        |row: usize, column: usize| scale(format, tensors[1].bytes[row * groups + column / rows]);
+    expect_floats(weight, [n, k], code, scale);
 }
 
 /// Reads weights around the edges of words, groups and the transposition's tiles.

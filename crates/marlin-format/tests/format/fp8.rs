@@ -9,7 +9,7 @@ use marlin_format::{FormatError, PlainWeight, QuantSpec, WeightValue};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use crate::common::{LAYER, checkpoint, message, rng, tensor};
+use crate::common::{LAYER, checkpoint, expect_floats, message, rng, tensor};
 
 const BLOCKS: Fp8Format = Fp8Format {
     config: Fp8Config::Fp8,
@@ -99,20 +99,8 @@ fn expect_weight(
     [n, k]: [usize; 2],
     scale: impl Fn(usize, usize) -> f32,
 ) {
-    assert_eq!((weight.n(), weight.k()), (n, k));
-    let found = weight.dequantize();
-    for row in 0..n {
-        for column in 0..k {
-            let code = codes[row * k + column];
-            assert_eq!(weight.q(column, row), code, "row {row}, column {column}");
-            let expected = WeightValue::E4m3.decode(code) * scale(row, column);
-            assert_eq!(
-                found[column * n + row].to_bits(),
-                expected.to_bits(),
-                "row {row}, column {column}"
-            );
-        }
-    }
+    assert_eq!(weight.spec().value, WeightValue::E4m3);
+    expect_floats(weight, [n, k], |row, column| codes[row * k + column], scale);
 }
 
 /// Reads weights around the edges of words, blocks and the transposition's tiles.

@@ -1,6 +1,7 @@
+use crate::tile::floats::shifted;
 use cubecl::prelude::*;
 use marlin_format::WeightValue;
-use marlin_format::layout::MetadataLayout;
+use marlin_format::layout::{MetadataLayout, bit_moves};
 
 /// The number of columns of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 const TILE_N: u32 = 64;
@@ -66,64 +67,39 @@ pub(super) fn words(
     out[ABSOLUTE_POS] = word;
 }
 
-/// Moves the bits of the floats of a word to their order in the tile layout; see
-/// [`scatter_bits`](marlin_format::layout::scatter_bits).
+/// Moves the bits of the floats of a word to their order in the tile layout
+/// ([`scatter_bits`](marlin_format::layout::scatter_bits)).
 #[cube]
 fn scattered(word: u32, #[comptime] value: WeightValue) -> u32 {
-    match comptime!(value) {
-        WeightValue::Int4 | WeightValue::Int8 => word,
-        WeightValue::E2m1 => {
-            let signs = ((word & 0x0008_0008u32) << 12u32)
-                | ((word & 0x0080_0080u32) << 5u32)
-                | ((word & 0x0800_0800u32) << 3u32)
-                | ((word & 0x8000_8000u32) >> 2u32);
-            signs
-                | ((word & 0x0007_0007u32) << 9u32)
-                | ((word & 0x0070_0070u32) << 2u32)
-                | ((word & 0x0700_0700u32) >> 5u32)
-                | ((word & 0x7000_7000u32) >> 12u32)
+    let count = comptime!(bit_moves(value).len());
+    if comptime!(count == 0) {
+        word
+    } else {
+        let mut scattered = 0u32.runtime();
+        #[unroll]
+        for i in 0..count {
+            let (bits, by) = comptime!(bit_moves(value)[i]);
+            scattered |= shifted(word & bits, by);
         }
-        WeightValue::E4m3 => {
-            let signs = ((word & 0x0000_0080u32) << 8u32)
-                | ((word & 0x0000_8000u32) << 16u32)
-                | ((word & 0x0080_0000u32) >> 9u32)
-                | ((word & 0x8000_0000u32) >> 1u32);
-            signs
-                | ((word & 0x0000_007fu32) << 7u32)
-                | ((word & 0x0000_7f00u32) << 15u32)
-                | ((word & 0x007f_0000u32) >> 16u32)
-                | ((word & 0x7f00_0000u32) >> 8u32)
-        }
+        scattered
     }
 }
 
-/// Moves the bits of the floats of a word of the tile layout back to nibbles or bytes.
+/// Moves the bits of the floats of a word of the tile layout back to nibbles or bytes
+/// ([`gather_bits`](marlin_format::layout::gather_bits)).
 #[cube]
 fn gathered(word: u32, #[comptime] value: WeightValue) -> u32 {
-    match comptime!(value) {
-        WeightValue::Int4 | WeightValue::Int8 => word,
-        WeightValue::E2m1 => {
-            let signs = ((word >> 12u32) & 0x0008_0008u32)
-                | ((word >> 5u32) & 0x0080_0080u32)
-                | ((word >> 3u32) & 0x0800_0800u32)
-                | ((word << 2u32) & 0x8000_8000u32);
-            signs
-                | ((word >> 9u32) & 0x0007_0007u32)
-                | ((word >> 2u32) & 0x0070_0070u32)
-                | ((word << 5u32) & 0x0700_0700u32)
-                | ((word << 12u32) & 0x7000_7000u32)
+    let count = comptime!(bit_moves(value).len());
+    if comptime!(count == 0) {
+        word
+    } else {
+        let mut gathered = 0u32.runtime();
+        #[unroll]
+        for i in 0..count {
+            let (bits, by) = comptime!(bit_moves(value)[i]);
+            gathered |= shifted(word, comptime!(-by)) & bits;
         }
-        WeightValue::E4m3 => {
-            let signs = ((word >> 8u32) & 0x0000_0080u32)
-                | ((word >> 16u32) & 0x0000_8000u32)
-                | ((word << 9u32) & 0x0080_0000u32)
-                | ((word << 1u32) & 0x8000_0000u32);
-            signs
-                | ((word >> 7u32) & 0x0000_007fu32)
-                | ((word >> 15u32) & 0x0000_7f00u32)
-                | ((word << 16u32) & 0x007f_0000u32)
-                | ((word << 8u32) & 0x7f00_0000u32)
-        }
+        gathered
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) fn e2m1_pair(word: u32, #[comptime] nibble: u32, #[comptime] config: 
 
 /// Shifts a word left by `by` bits, or right if `by` is negative.
 #[cube]
-fn shifted(word: u32, #[comptime] by: i32) -> u32 {
+pub(crate) fn shifted(word: u32, #[comptime] by: i32) -> u32 {
     if comptime!(by >= 0) {
         word << comptime!(by as u32)
     } else {

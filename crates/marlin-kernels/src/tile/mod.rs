@@ -1,9 +1,9 @@
-//! The shared parts of the Marlin kernels, W4A16 and W8A16 on tensor cores, for NVIDIA cards from
+//! The shared parts of the Marlin kernels, weights of 4 and 8 bits on tensor cores, for NVIDIA cards from
 //! compute capability 8.0 on. Two kernels use them: [`mma_sync`](crate::matmul::mma_sync) and
 //! [`wgmma`](crate::matmul::wgmma).
 //!
-//! Supported: any M, N and K; groups of 32, 64, 128 or a whole column; symmetric or with zero
-//! points; a bias; activations, scales and output all in f16 or all in bf16. Products accumulate in
+//! Supported: any M, N and K; integers in groups of 32, 64, 128 or a whole column, symmetric or with
+//! zero points; e2m1 in groups of 16 or 32, and e4m3 in groups of 128 or a whole column; a bias; activations, scales and output all in f16 or all in bf16. Products accumulate in
 //! f32, within a block and across blocks. The same inputs give the same bits.
 //!
 //! Refused, on the host and with the numbers in the message: buffers whose length does not fit the
@@ -67,13 +67,15 @@ pub(crate) mod cost;
 pub(crate) mod epilogue;
 mod exchange;
 #[cfg(feature = "cubecl-runtime")]
-mod floats;
+pub(crate) mod floats;
+#[cfg(feature = "cubecl-runtime")]
+pub(crate) mod fragment;
 #[cfg(feature = "cubecl-runtime")]
 #[allow(
     clippy::manual_is_multiple_of,
     reason = "beside `j / 2`, `j % 2` says where a column's zero point is"
 )]
-pub(crate) mod fragment;
+mod integers;
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) mod operands;
 pub(crate) mod outputs;

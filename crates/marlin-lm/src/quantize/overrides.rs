@@ -47,8 +47,7 @@ impl FromStr for Override {
         if text.trim() == "skip" {
             return Ok(Self::Skip);
         }
-        let is_named = |(name, _): &(&str, QuantSpec)| text.trim() == *name;
-        if let Some((_, spec)) = QuantSpec::FLOAT_FORMATS.into_iter().find(is_named) {
+        if let Some(spec) = QuantSpec::of_float_format(text.trim()) {
             return Ok(Self::Format(spec));
         }
         let (mut value, mut group) = (None, None);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{PACKED, SCALE, name, pack_words};
 use crate::checkpoint::packed::transposed;
 use crate::checkpoint::{Dtype, TensorSpec};
-use crate::{PlainWeight, QuantSpec, WeightValue};
+use crate::{GroupSize, PlainWeight, QuantSpec, WeightValue};
 
 const WEIGHT: &str = "weight";
 const GLOBAL_SCALE: &str = "weight_global_scale";
@@ -28,10 +28,11 @@ pub(super) enum FloatFormat {
 impl FloatFormat {
     /// Returns the format that holds weights of a spec, or `None` if none does.
     pub fn of(spec: &QuantSpec) -> Option<Self> {
-        match spec.float_format()? {
-            "fp8" => Some(Self::FloatQuantized),
-            "mxfp4" => Some(Self::MxFp4),
-            _ => Some(Self::NvFp4),
+        match (spec.value, spec.scales.group) {
+            (WeightValue::E4m3, GroupSize::Channel) => Some(Self::FloatQuantized),
+            (WeightValue::E2m1, GroupSize::G32) => Some(Self::MxFp4),
+            (WeightValue::E2m1, GroupSize::G16) => Some(Self::NvFp4),
+            _ => None,
         }
     }
 

@@ -110,75 +110,86 @@ pub(super) fn gemv<F: Float, N: Size>(
         raw.load(x, &residual, &norm, next, &sizes, config);
         loads.set_step(&weight, next, &sizes, config);
         bar_warp_sync();
-        // A part is 32 rows of K: the B fragments of two steps of 16 stored rows of a dense weight,
-        // or of one step of a 2:4 weight. A group ends with a part, or in groups of 16 rows with
-        // half of one.
-        let mut products = Array::<F4>::new(4usize);
-        let mut x_sums = F4::new(0.0);
         #[unroll]
-        for part in 0..comptime!(config.step_k() / 32) {
-            let b = ldmatrix_x4(matrices + comptime!(64 * part as u32));
-            let group = comptime!(32 * part / config.group_rows());
-            if comptime!((32 * part).is_multiple_of(config.group_rows())) {
-                x_sums = F4::new(0.0);
-                clear(&mut products);
+        for group in 0..config.groups_in_step() {
+            let mut products = Array::<F4>::new(4usize);
+            let mut x_sums = F4::new(0.0);
+            #[unroll]
+            for j in 0..4usize {
+                products[j] = F4::new(0.0);
             }
-            if comptime!(config.is_sparse()) {
-                multiply_sparse(&loads, group, b, &mut products, &sizes.masks, part, config);
-                if more {
-                    loads.load_k16(&weight, part, config);
-                    // A tile of metadata covers two parts.
-                    if comptime!(part % 2 == 1) {
-                        loads.load_tile(&weight, comptime!(config.tiles() + part / 2), config);
-                    }
-                }
-            } else {
-                #[unroll]
-                for half in 0..2usize {
-                    let k16 = comptime!(2 * part + half);
-                    let group = comptime!(16 * k16 / config.group_rows());
-                    let (b0, b1) = (
-                        b.extract(comptime!(2 * half)),
-                        b.extract(comptime!(2 * half + 1)),
-                    );
-                    #[unroll]
-                    for j in 0..4usize {
-                        let words = loads.sub_tile(k16, j, config);
-                        let a = if comptime!(config.products().multiplies_subnormals()) {
-                            stored(words.0, &sizes.masks, false, comptime!(config.products()))
-                        } else {
-                            dequantize(
-                                words,
-                                &loads.group(group, config),
-                                &sizes.masks,
-                                j,
-                                comptime!(config.products()),
-                            )
-                        };
-                        products[j] = mma_m16n8k16(a, b0, b1, products[j], config.bf16);
-                    }
-                    if comptime!(config.products().multiplies_subnormals()) {
-                        x_sums = mma_m16n8k16(ones, b0, b1, x_sums, config.bf16);
-                    }
+            // A part is 32 rows of K: the B fragments of two steps of 16 stored rows of a dense
+            // weight, or of one step of a 2:4 weight.
+            let parts = comptime!(config.step_k() / 32 / config.groups_in_step());
+            #[unroll]
+            for part in 0..parts {
+                let part = comptime!(group * parts + part);
+                let b = ldmatrix_x4(matrices + comptime!(64 * part as u32));
+                if comptime!(config.is_sparse()) {
+                    multiply_sparse(&loads, group, b, &mut products, &sizes.masks, part, config);
                     if more {
-                        loads.load_k16(&weight, k16, config);
+                        loads.load_k16(&weight, part, config);
+                        // A tile of metadata covers two parts.
+                        if comptime!(part % 2 == 1) {
+                            loads.load_tile(&weight, comptime!(config.tiles() + part / 2), config);
+                        }
                     }
-                    if comptime!(config.group_rows() == 16) {
-                        add_group(&loads, group, &products, x_sums, root, &mut totals, config);
-                        clear(&mut products);
+                } else {
+                    #[unroll]
+                    for half in 0..2usize {
+                        let k16 = comptime!(2 * part + half);
+                        let (b0, b1) = (
+                            b.extract(comptime!(2 * half)),
+                            b.extract(comptime!(2 * half + 1)),
+                        );
+                        #[unroll]
+                        for j in 0..4usize {
+                            let words = loads.sub_tile(k16, j, config);
+                            let a = if comptime!(config.products().multiplies_subnormals()) {
+                                stored(words.0, &sizes.masks, false, comptime!(config.products()))
+                            } else {
+                                dequantize(
+                                    words,
+                                    &loads.group(group, config),
+                                    &sizes.masks,
+                                    j,
+                                    comptime!(config.products()),
+                                )
+                            };
+                            products[j] = mma_m16n8k16(a, b0, b1, products[j], config.bf16);
+                        }
+                        if comptime!(config.products().multiplies_subnormals()) {
+                            x_sums = mma_m16n8k16(ones, b0, b1, x_sums, config.bf16);
+                        }
                         if more {
-                            loads.load_group(&weight, next, group, &sizes, config);
+                            loads.load_k16(&weight, k16, config);
                         }
                     }
                 }
             }
-            if comptime!(
-                (32 * (part + 1)).is_multiple_of(config.group_rows()) && config.group_rows() > 16
-            ) {
-                add_group(&loads, group, &products, x_sums, root, &mut totals, config);
-                if more {
-                    loads.load_group(&weight, next, group, &sizes, config);
+            #[unroll]
+            for j in 0..4usize {
+                let weights = loads.group(group, config);
+                let zeros = column_zeros(&weights, j, comptime!(config.products()));
+                let scales = column_scales(&weights, j, comptime!(config.products()));
+                #[unroll]
+                for half in 0..2usize {
+                    let element = comptime!(2 * half);
+                    let product = if comptime!(config.products().multiplies_subnormals()) {
+                        fma(
+                            x_sums.extract(element),
+                            zeros.extract(element),
+                            products[j].extract(element),
+                        )
+                    } else {
+                        products[j].extract(element)
+                    };
+                    let i = comptime!(4 * half + j);
+                    totals[i] = fma(product, root * scales.extract(element), totals[i]);
                 }
+            }
+            if more {
+                loads.load_group(&weight, next, group, &sizes, config);
             }
         }
         // All lanes must have read the input of this step before the next input replaces it.
@@ -190,49 +201,6 @@ pub(super) fn gemv<F: Float, N: Size>(
     if rank == 0 {
         mbarrier_wait_first_phase_cluster(barrier);
         write::<F>(&sums, &bias, out, epsilon, place, &sizes, config);
-    }
-}
-
-/// Sets the products of a group to 0.
-#[cube]
-fn clear(products: &mut Array<F4>) {
-    #[unroll]
-    for j in 0..4usize {
-        products[j] = F4::new(0.0);
-    }
-}
-
-/// Scales the products of a group of a step and adds them to the totals.
-#[cube]
-fn add_group(
-    loads: &WeightLoads,
-    #[comptime] group: usize,
-    products: &Array<F4>,
-    x_sums: F4,
-    root: f32,
-    totals: &mut Array<f32>,
-    #[comptime] config: GemvConfig,
-) {
-    #[unroll]
-    for j in 0..4usize {
-        let weights = loads.group(group, config);
-        let zeros = column_zeros(&weights, j, comptime!(config.products()));
-        let scales = column_scales(&weights, j, comptime!(config.products()));
-        #[unroll]
-        for half in 0..2usize {
-            let element = comptime!(2 * half);
-            let product = if comptime!(config.products().multiplies_subnormals()) {
-                fma(
-                    x_sums.extract(element),
-                    zeros.extract(element),
-                    products[j].extract(element),
-                )
-            } else {
-                products[j].extract(element)
-            };
-            let i = comptime!(4 * half + j);
-            totals[i] = fma(product, root * scales.extract(element), totals[i]);
-        }
     }
 }
 

@@ -8,9 +8,9 @@
 //! K: `sum x (q - zero) = sum x q - zero sum x`.
 
 use super::float::add_product;
-use super::simd::{Kernel, LANES, Simd, dispatch};
+use super::simd::{LANES, Simd};
 use super::threads::{Columns, for_each, strip};
-use super::unpack::{Of, take_float};
+use super::unpack::{ValueKernel, dispatch_values, take_float};
 use super::weight::Reader;
 use marlin_format::WeightValue;
 use std::ops::Range;
@@ -102,12 +102,7 @@ pub fn multiply(reader: &Reader<'_>, x: &Activations, out: &mut [f32], n: usize)
             columns,
             rows,
         };
-        match reader.value {
-            WeightValue::Int4 => dispatch(Of::<_, 8, false>(strip)),
-            WeightValue::Int8 => dispatch(Of::<_, 4, false>(strip)),
-            WeightValue::E2m1 => dispatch(Of::<_, 8, true>(strip)),
-            WeightValue::E4m3 => dispatch(Of::<_, 4, true>(strip)),
-        }
+        dispatch_values(reader.value, strip);
     });
 }
 
@@ -120,16 +115,7 @@ struct Strip<'a> {
     rows: usize,
 }
 
-impl<const PER_WORD: usize, const FLOAT: bool> Kernel for Of<Strip<'_>, PER_WORD, FLOAT> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        self.0.run::<S, PER_WORD, FLOAT>(simd);
-    }
-}
-
-impl Strip<'_> {
+impl ValueKernel for Strip<'_> {
     #[inline(always)]
     fn run<S: Simd, const PER_WORD: usize, const FLOAT: bool>(self, simd: S) {
         // Sums take half of the registers, and at most eight. With fewer sums, additions would wait
@@ -161,7 +147,9 @@ impl Strip<'_> {
             }
         }
     }
+}
 
+impl Strip<'_> {
     #[inline(always)]
     fn rows<S: Simd, const PER_WORD: usize, const FLOAT: bool, const ROWS: usize>(
         &self,

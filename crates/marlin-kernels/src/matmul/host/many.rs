@@ -4,9 +4,8 @@
 use super::float::add_product;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::{Columns, for_each, strip};
-use super::unpack::{Of, unpack};
+use super::unpack::{ValueKernel, dispatch_values, unpack};
 use super::weight::Reader;
-use marlin_format::WeightValue;
 use std::ops::Range;
 
 /// Rows of K in a panel, a multiple of every chunk length: 16 KiB, half a first-level cache.
@@ -75,12 +74,7 @@ pub fn multiply(reader: &Reader<'_>, x: &Activations, out: &mut [f32], n: usize)
             out: &out,
             columns,
         };
-        match reader.value {
-            WeightValue::Int4 => dispatch(Of::<_, 8, false>(strip)),
-            WeightValue::Int8 => dispatch(Of::<_, 4, false>(strip)),
-            WeightValue::E2m1 => dispatch(Of::<_, 8, true>(strip)),
-            WeightValue::E4m3 => dispatch(Of::<_, 4, true>(strip)),
-        }
+        dispatch_values(reader.value, strip);
     });
 }
 
@@ -104,16 +98,7 @@ struct Strip<'a> {
     columns: Range<usize>,
 }
 
-impl<const PER_WORD: usize, const FLOAT: bool> Kernel for Of<Strip<'_>, PER_WORD, FLOAT> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        self.0.run::<S, PER_WORD, FLOAT>(simd);
-    }
-}
-
-impl Strip<'_> {
+impl ValueKernel for Strip<'_> {
     #[inline(always)]
     fn run<S: Simd, const PER_WORD: usize, const FLOAT: bool>(self, simd: S) {
         let x = self.x;
@@ -146,7 +131,9 @@ impl Strip<'_> {
             }
         }
     }
+}
 
+impl Strip<'_> {
     /// Unpacks rows of K of the columns from `column` on; the first row must begin a chunk. Values
     /// beyond K and N are unspecified.
     #[inline(always)]

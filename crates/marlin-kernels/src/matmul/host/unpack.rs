@@ -119,17 +119,38 @@ pub fn dequantize<T: HostFloat>(
             chunk,
             columns,
         };
-        match reader.value {
-            WeightValue::Int4 => dispatch(Of::<_, 8, false>(strip)),
-            WeightValue::Int8 => dispatch(Of::<_, 4, false>(strip)),
-            WeightValue::E2m1 => dispatch(Of::<_, 8, true>(strip)),
-            WeightValue::E4m3 => dispatch(Of::<_, 4, true>(strip)),
-        }
+        dispatch_values(reader.value, strip);
     });
 }
 
+/// A task on packed values, compiled once for each kind of values and each [`Simd`].
+pub trait ValueKernel {
+    /// Runs the task on words of `PER_WORD` values, floats or integers. The method must be
+    /// `#[inline(always)]`, as [`Kernel::run`] must.
+    fn run<S: Simd, const PER_WORD: usize, const FLOAT: bool>(self, simd: S);
+}
+
 /// A task for words of `PER_WORD` values, floats or integers.
-pub struct Of<T, const PER_WORD: usize, const FLOAT: bool>(pub T);
+struct Of<T, const PER_WORD: usize, const FLOAT: bool>(T);
+
+impl<T: ValueKernel, const PER_WORD: usize, const FLOAT: bool> Kernel for Of<T, PER_WORD, FLOAT> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        self.0.run::<S, PER_WORD, FLOAT>(simd);
+    }
+}
+
+/// Runs a task on values of a kind with the best instruction set of this processor.
+pub fn dispatch_values<T: ValueKernel>(value: WeightValue, task: T) {
+    match value {
+        WeightValue::Int4 => dispatch(Of::<_, 8, false>(task)),
+        WeightValue::Int8 => dispatch(Of::<_, 4, false>(task)),
+        WeightValue::E2m1 => dispatch(Of::<_, 8, true>(task)),
+        WeightValue::E4m3 => dispatch(Of::<_, 4, true>(task)),
+    }
+}
 
 /// A task: a chunk of K of some columns.
 struct Strip<'a, T> {
@@ -141,18 +162,7 @@ struct Strip<'a, T> {
     columns: Range<usize>,
 }
 
-impl<T: HostFloat, const PER_WORD: usize, const FLOAT: bool> Kernel
-    for Of<Strip<'_, T>, PER_WORD, FLOAT>
-{
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        self.0.run::<S, PER_WORD, FLOAT>(simd);
-    }
-}
-
-impl<T: HostFloat> Strip<'_, T> {
+impl<T: HostFloat> ValueKernel for Strip<'_, T> {
     #[inline(always)]
     fn run<S: Simd, const PER_WORD: usize, const FLOAT: bool>(self, simd: S) {
         let mut scaling = [(simd.splat(0.0), simd.splat(0.0)); STRIP / LANES];
@@ -168,7 +178,9 @@ impl<T: HostFloat> Strip<'_, T> {
             self.word_row::<S, PER_WORD, FLOAT>(simd, first, end, scaling);
         }
     }
+}
 
+impl<T: HostFloat> Strip<'_, T> {
     /// Writes the rows of K in one row of words, from `first` on and below `end`. `scaling` has the
     /// scale and offset of every vector of columns.
     #[inline(always)]
