@@ -20,7 +20,7 @@ use marlin_kernels::{
 pub struct Rates {
     /// Bytes read per second.
     pub read: f64,
-    /// Floating-point operations per second.
+    /// Floating-point operations per second of products in 16 bits.
     pub flops: f64,
 }
 
@@ -52,7 +52,8 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     };
     let spec = QuantSpec::new(args.bits, args.group)
         .with_zero_point(args.zero_points.into())
-        .with_scale_dtype(scales);
+        .with_scale_dtype(scales)
+        .with_fp8_activations(args.w8a8);
     let sparsity = if args.sparse {
         Sparsity::TwoFour
     } else {

@@ -100,6 +100,9 @@ struct KernelArgs {
     /// Use 2:4 weights; the floor is computed from their bytes.
     #[arg(long)]
     sparse: bool,
+    /// Allow activations in e4m3 (W8A8), with weights of e4m3.
+    #[arg(long)]
+    w8a8: bool,
     /// Use bf16 instead of f16 for activations and scales.
     #[arg(long)]
     bf16: bool,

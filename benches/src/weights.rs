@@ -18,6 +18,9 @@ pub enum Weights {
     W8a16TwoFour,
     /// FP8: e4m3, a scale for each output feature.
     Fp8,
+    /// The same, with activations in e4m3 for many rows.
+    #[value(name = "fp8-w8a8")]
+    Fp8W8a8,
     /// MXFP4: e2m1, groups of 32.
     Mxfp4,
     /// NVFP4: e2m1, groups of 16.
@@ -38,6 +41,7 @@ impl Weights {
             Self::W8a16 => Some(dense(QuantSpec::int8)),
             Self::W8a16TwoFour => Some(dense(QuantSpec::int8).with_sparsity(Sparsity::TwoFour)),
             Self::Fp8 => Some(floats(QuantSpec::fp8())),
+            Self::Fp8W8a8 => Some(floats(QuantSpec::fp8().with_fp8_activations(true))),
             Self::Mxfp4 => Some(floats(QuantSpec::mxfp4())),
             Self::Nvfp4 => Some(floats(QuantSpec::nvfp4())),
             Self::F16 => None,

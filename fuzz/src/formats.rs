@@ -24,7 +24,13 @@ pub fn formats() -> Vec<LayerFormat> {
         Fp8Config::ModelOpt,
     ]
     .into_iter()
-    .flat_map(|config| [false, true].map(|blocks| Fp8Format { config, blocks }));
+    .flat_map(|config| {
+        [false, true].map(|blocks| Fp8Format {
+            config,
+            blocks,
+            activations: false,
+        })
+    });
     let fp4 = [
         Fp4Format::NvFp4Packed,
         Fp4Format::MxFp4Packed,

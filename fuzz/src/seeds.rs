@@ -114,7 +114,7 @@ fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
                 scales(scale),
             ])
         }
-        LayerFormat::Fp8(Fp8Format { config, blocks }) => {
+        LayerFormat::Fp8(Fp8Format { config, blocks, .. }) => {
             let scale = match config {
                 Fp8Config::Fp8 => "weight_scale_inv",
                 _ => "weight_scale",

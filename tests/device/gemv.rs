@@ -26,7 +26,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     for (bits, group) in WeightValue::ALL
         .into_iter()
         .flat_map(|bits| bits.groups().iter().map(move |&group| (bits, group)))
-        .filter(|(_, group)| !matches!(group, GroupSize::Channel | GroupSize::G16))
+        .filter(|(_, group)| *group != GroupSize::Channel)
     {
         let name = format!("gemv::agrees_with_f64::{bits}::{group}");
         tests.push(on_clusters(device, &name, move |bench| {
@@ -212,8 +212,8 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
         (GroupSize::G32, WeightValue::Int4) => [3 + 2, 4 + 2],
         (GroupSize::G32, WeightValue::Int8) => [4 + 2, 3 + 2],
         (GroupSize::G64, WeightValue::Int4) => [4 + 4, 3 + 4],
-        (_, WeightValue::E2m1) => [2, 1],
-        (_, WeightValue::E4m3) => [2; 2],
+        (GroupSize::G32, WeightValue::E2m1) => [2, 1],
+        (_, WeightValue::E2m1 | WeightValue::E4m3) => [2; 2],
         _ => [4 + 4; 2],
     };
     assert_eq!(

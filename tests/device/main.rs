@@ -16,6 +16,7 @@ mod decode_matmul;
 mod decode_rows;
 mod decode_sample;
 mod engine;
+mod fp8;
 mod gemv;
 mod golden;
 mod gptq;
@@ -65,6 +66,7 @@ fn run_tests() -> ExitCode {
         repack::add(&mut tests, device, options.seed);
         gemv::add(&mut tests, device, options.seed);
         marlin::add(&mut tests, device, options.seed);
+        fp8::add(&mut tests, device, options.seed);
         decode_sample::add(&mut tests, device, options.seed);
         decode_attention::add(&mut tests, device, options.seed);
         layer::add(&mut tests, device, options.seed);

@@ -2,7 +2,7 @@
 
 use crate::listing::Code;
 use crate::toolchain::Compiled;
-use crate::{Card, Coverage, decode, ladder, pairs, rules, tiles};
+use crate::{Card, Coverage, decode, ladder, pairs, rules, subjects, tiles};
 use ::ladder::source::source as ladder_source;
 use marlin_kernels::inspect::{KernelSource, tile_source};
 use marlin_kernels::tile::Config;
@@ -107,7 +107,7 @@ pub fn all(card: Card, whole: bool) -> Result<Vec<Kernel>, String> {
         };
         kernels.extend(chosen.into_iter().map(kernel));
     }
-    kernels.extend(decode::subjects(card).into_iter().map(|(name, subject)| {
+    kernels.extend(subjects::subjects(card).into_iter().map(|(name, subject)| {
         let unit = subject.routine().name().to_owned();
         Kernel {
             card,

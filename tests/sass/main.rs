@@ -21,6 +21,7 @@ mod report;
 mod rules;
 mod samples;
 mod sources;
+mod subjects;
 mod tiles;
 mod toolchain;
 

@@ -22,7 +22,8 @@ pub struct Counts {
     /// `ldmatrix.x4`.
     pub matrix_loads: usize,
     /// `mma.sync.m16n8k16`, or `wgmma.m64nNk16` where N is the tile's rows, in the configuration's
-    /// dtype, with f32 sums. For a 2:4 weight, `mma.sp.m16n8k32` or `wgmma.sp.m64nNk32`.
+    /// dtype, with f32 sums. For a 2:4 weight, `mma.sp.m16n8k32` or `wgmma.sp.m64nNk32`; for e4m3
+    /// by e4m3, `wgmma.m64nNk32`.
     pub products: usize,
     /// Waits for `wgmma`.
     pub waits: usize,
@@ -31,7 +32,8 @@ pub struct Counts {
     /// The number of pairs of weights that are converted to floats. A pair of 4 bits takes a
     /// `lop3`: a mask and an or, or only a mask if weights are multiplied as f16 in their stored
     /// form. A pair of 8 bits takes one `prmt`, or two for bf16. A pair of floats takes a mask, or a
-    /// mask and an or.
+    /// mask and an or. Four codes of a product of e4m3 take one `prmt`, beside logic that is not
+    /// counted.
     pub pairs: usize,
 }
 
@@ -44,6 +46,7 @@ impl Counts {
             Product::SparseMmaSync => ("HMMA", "16832".to_owned()),
             Product::Wgmma => ("HGMMA", format!("64x{rows}x16")),
             Product::SparseWgmma => ("HGMMA", format!("64x{rows}x32")),
+            Product::Fp8Wgmma => ("QGMMA", format!("64x{rows}x32")),
         };
         let of = |modifiers: &[&str]| {
             let sparse: &[&str] = if config.tile.is_sparse() {
@@ -76,7 +79,9 @@ impl Counts {
                 code.count("LDGSTS", &["E", "BYPASS", "128"])
             },
             matrix_loads: code.count("LDSM", &["16", "M88", "4"]),
-            products: if config.bf16 {
+            products: if config.tile.is_fp8() {
+                of(&["E4M3"])
+            } else if config.bf16 {
                 products_bf16
             } else {
                 products - products_bf16
@@ -89,6 +94,7 @@ impl Counts {
                     code.count_mask()
                 }
                 WeightValue::Int4 => code.count_mask_or(magic),
+                WeightValue::E4m3 if config.tile.is_fp8() => 2 * code.count("PRMT", &[]),
                 WeightValue::E2m1 | WeightValue::E4m3 => {
                     code.count_mask_or(magnitude) + code.count_logic_with(in_place)
                 }
@@ -189,13 +195,15 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     // A warp's share of one step is `columns` by `depth` of the weight, and the tile's rows by
     // `depth` of the activations.
     let (columns, depth) = (tile.columns() / tile.warps_n, tile.depth() / tile.warps_k);
-    // A product takes 16 of a warp's columns by 16 stored rows of K; mma.sync multiplies them by 8
-    // rows of activations, wgmma by all rows of the tile. The loop over steps is not unrolled.
+    // A product takes 16 of a warp's columns by 16 stored rows of K, 32 of e4m3; mma.sync multiplies
+    // them by 8 rows of activations, wgmma by all rows of the tile. The loop over steps is not
+    // unrolled.
     let rows = if tile.is_wgmma() { tile.rows() } else { 8 };
     let (stored, bits) = (tile.sparsity().stored_rows(depth), config.value.bits());
+    let product_rows = if tile.is_fp8() { 32 } else { 16 };
     // One more for all 64 columns if the activations themselves are summed.
     let products = (columns / 16 + usize::from(config.multiplies_subnormals()))
-        * (stored / 16)
+        * (stored / product_rows)
         * (tile.rows() / rows);
     rule(
         counts.products == products,
@@ -205,22 +213,27 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
         ),
     );
     // No matrix product has another instruction, shape or accumulator.
-    let all = code.count("HMMA", &[]) + code.count("HGMMA", &[]);
+    let all: usize = ["HMMA", "HGMMA", "QGMMA"]
+        .map(|mnemonic| code.count(mnemonic, &[]))
+        .iter()
+        .sum();
     rule(
         all == counts.products,
         format!(
-            "{all} HMMA and HGMMA of which only {} are in the tile's shape and dtype",
+            "{all} HMMA, HGMMA and QGMMA of which only {} are in the tile's shape and dtype",
             counts.products
         ),
     );
     // One wait for each 16 stored rows of K, one for each group with a separate sum, and one at the
-    // end. ptxas inserts any further waits between products.
+    // end. With e4m3, one for each sub-tile, and one between them. ptxas inserts any further waits between products.
     let groups = if config.multiplies_subnormals() {
         config.groups_in_chunk()
     } else {
         0
     };
-    let waits = if tile.is_wgmma() {
+    let waits = if tile.is_fp8() {
+        columns / 16 + 1
+    } else if tile.is_wgmma() {
         stored / 16 + groups + 1
     } else {
         0
@@ -255,9 +268,9 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
         ),
     );
     if tile.is_wgmma() {
-        // The bulk copies of a row of chunks are four rows of tiles (eight for 8 bits), two of
-        // metadata, and the scales and zero points of each group. A box of activations is copied
-        // for each 64 rows of K. A producer starts all copies of a step. Without a producer, each
+        // The bulk copies of a row of chunks are four rows of tiles (eight for 8 bits, sixteen for
+        // a chunk of 128 rows), two of metadata, and the scales and zero points of each group. A box of activations is copied
+        // for each 128 bytes of a row. A producer starts all copies of a step. Without a producer, each
         // warp starts a quarter of the tiles and one of the other copies. The compiler may have
         // unrolled the loop around the copies.
         let groups = if config.group == GroupSize::Channel {
@@ -266,13 +279,14 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
             config.groups_in_chunk()
         };
         let zeros = if config.zero_points { groups.max(1) } else { 0 };
-        let (atoms, metadata) = (tile.chunk_rows() / 64, if tile.is_sparse() { 2 } else { 0 });
+        let (atoms, metadata) = (tile.atoms(), if tile.is_sparse() { 2 } else { 0 });
+        let words = bits * stored / 64;
         let (boxes, bulk) = match config.has_producer() {
             true => (
                 tile.warps_k * atoms,
-                tile.warps_k * (bits + metadata + groups + zeros),
+                tile.warps_k * (words + metadata + groups + zeros),
             ),
-            false => (atoms, bits / 4 + metadata / 2 + groups + zeros),
+            false => (atoms, words / 4 + metadata / 2 + groups + zeros),
         };
         let found = code.count("UTMALDG", &["2D"]);
         rule(

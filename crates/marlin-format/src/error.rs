@@ -42,6 +42,14 @@ pub enum FormatError {
         /// The kind of values.
         value: WeightValue,
     },
+    /// Activations in e4m3 beside weights of other values.
+    #[error(
+        "activations are rounded to e4m3 only beside weights of e4m3, this weight is {value}; leave its activations as they are"
+    )]
+    Fp8Activations {
+        /// The kind of values.
+        value: WeightValue,
+    },
     /// Floats in a file format of integers.
     #[error("{format} files hold integers, this weight is {value}; write it as compressed-tensors")]
     IntegerFormat {

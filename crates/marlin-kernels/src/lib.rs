@@ -29,6 +29,8 @@
 
 pub mod device;
 mod error;
+#[cfg(feature = "cubecl-runtime")]
+pub mod fp8;
 #[cfg(feature = "inspect")]
 pub mod inspect;
 #[cfg(feature = "cubecl-runtime")]

@@ -257,9 +257,14 @@ fn quant(problem: &QuantProblem, target: &Target) -> Plan {
         return plan;
     }
     if problem.prologue == Prologue::AddRmsNorm {
+        let plan = quant(&problem.with_prologue(Prologue::None), target);
         return Plan {
-            prologue: PrologueStage::Before,
-            ..quant(&problem.with_prologue(Prologue::None), target)
+            prologue: match plan.kernel {
+                // The norm is computed where the activations are rounded.
+                Kernel::Marlin(launch) if launch.tile.is_fp8() => PrologueStage::InKernel,
+                _ => PrologueStage::Before,
+            },
+            ..plan
         };
     }
     let launch = tensor_cores(problem, target);

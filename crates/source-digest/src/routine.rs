@@ -22,7 +22,8 @@ pub enum Routine {
     Gemv,
     /// The logits of a float lm_head.
     Head,
-    /// The RMS norm, the SiLU gate with its multiplication, and the conversion of rows of a KV cache.
+    /// The RMS norm, the SiLU gate with its multiplication, the conversion of rows of a KV cache, and
+    /// the rounding of rows of activations to e4m3.
     Rows,
     /// The attention of a decode step, and of prompts without tensor cores.
     Attention,
@@ -72,6 +73,7 @@ impl Routine {
             Self::Gemv => &["marlin_kernels::matmul::gemv::source"],
             Self::Head => &["marlin_kernels::matmul::lm_head::source"],
             Self::Rows => &[
+                "marlin_kernels::fp8::source",
                 "marlin_nn::kernels::rms_norm_source",
                 "marlin_nn::kernels::silu_mul_source",
                 "marlin_nn::kernels::e4m3_cache_sources",

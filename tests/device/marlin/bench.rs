@@ -56,7 +56,7 @@ impl Bench {
     }
 
     /// Returns the plan of a launch.
-    pub(super) fn plan(&self, launch: Launch) -> Plan {
+    pub fn plan(&self, launch: Launch) -> Plan {
         Plan::product(
             Kernel::Marlin(launch),
             Reason::TensorCores {

@@ -98,14 +98,14 @@ def every_linear(name, preset, format, shown, **options):
 
 
 def main():
-    every_linear("ct-fp8-channel", FP8_DYNAMIC, "float-quantized", "e4m3 channel", scale_dtype=torch.bfloat16, note="scales in bf16")
-    every_linear("ct-fp8-tensor", FP8, "float-quantized", "e4m3 channel", note="one scale a weight; static scales of activations, which are not used")
-    every_linear("ct-fp8-block", FP8_BLOCK, "float-quantized", "e4m3 g128", sizes=dict(intermediate=192),
+    every_linear("ct-fp8-channel", FP8_DYNAMIC, "float-quantized", "e4m3 channel W8A8", scale_dtype=torch.bfloat16, note="scales in bf16")
+    every_linear("ct-fp8-tensor", FP8, "float-quantized", "e4m3 channel W8A8", note="one scale a weight; static scales of activations, which are not used")
+    every_linear("ct-fp8-block", FP8_BLOCK, "float-quantized", "e4m3 g128 W8A8", sizes=dict(intermediate=192),
                  note="K = 192 and N = 192 are no whole number of blocks")
     every_linear("ct-nvfp4", NVFP4, "nvfp4-pack-quantized", "e2m1 g16", note="static scales of activations, which are not used")
     every_linear("ct-mxfp4", MXFP4A16, "mxfp4-pack-quantized", "e2m1 g32")
     mixed = {"self_attn": scheme(FP8_DYNAMIC, "float-quantized", [ATTENTION]), "mlp": integers.scheme([MLP], 4, 32, True)}
-    checkpoint("ct-mixed-fp8-int4", mixed, {"self_attn": "float-quantized e4m3 channel", "mlp": "pack-quantized int4 g32"},
+    checkpoint("ct-mixed-fp8-int4", mixed, {"self_attn": "float-quantized e4m3 channel W8A8", "mlp": "pack-quantized int4 g32"},
                note="two config_groups with a format each")
 
 

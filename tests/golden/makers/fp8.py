@@ -49,14 +49,14 @@ def checkpoint(name, pack, config, shown, *, skipped=(), sizes=None, scale_dtype
 
 def main():
     names = ["model.layers.0.self_attn.o_proj", "model.layers.0.input_layernorm", "lm_head"]
-    checkpoint("fp8-block", block, FineGrainedFP8Config(modules_to_not_convert=names), "fp8 e4m3 g128", skipped=("o_proj",),
+    checkpoint("fp8-block", block, FineGrainedFP8Config(modules_to_not_convert=names), "fp8 e4m3 g128 W8A8", skipped=("o_proj",),
                sizes=dict(intermediate=192), note="K = 192 and N = 192 are no whole number of blocks; a skipped layer")
     static = FineGrainedFP8Config(activation_scheme="static", weight_block_size=None, modules_to_not_convert=["lm_head"])
-    checkpoint("fp8-tensor-static", tensor, static, "fp8 e4m3 channel", scale_dtype=torch.bfloat16,
+    checkpoint("fp8-tensor-static", tensor, static, "fp8 e4m3 channel W8A8", scale_dtype=torch.bfloat16,
                note="one scale a weight, in bf16; static scales of activations, which are not used")
     fbgemm = FbgemmFp8Config(modules_to_not_convert=["lm_head", "model.layers.0.self_attn"])
     attention = tuple(f"{name}_proj" for name in "qkvo")
-    checkpoint("fbgemm-fp8", channel, fbgemm, "fbgemm_fp8 e4m3 channel", skipped=attention, note="a skipped module")
+    checkpoint("fbgemm-fp8", channel, fbgemm, "fbgemm_fp8 e4m3 channel W8A8", skipped=attention, note="a skipped module")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def checkpoint(name, pack, algorithm, shown, *, excluded, cache=None, in_config,
 
 
 def main():
-    checkpoint("modelopt-fp8", fp8, "FP8", "modelopt fp8 e4m3 channel", excluded=["lm_head"], cache="FP8", in_config=True,
+    checkpoint("modelopt-fp8", fp8, "FP8", "modelopt fp8 e4m3 channel W8A8", excluded=["lm_head"], cache="FP8", in_config=True,
                note="the config is in both files; scales of a KV cache in 8 bits, which are not used")
     checkpoint("modelopt-nvfp4", nvfp4, "NVFP4", "modelopt nvfp4 e2m1 g16", excluded=["lm_head", "model.layers.0.self_attn*"], in_config=False,
                note="only hf_quant_config.json has the config; skipped layers by a wildcard")

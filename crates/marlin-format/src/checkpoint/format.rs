@@ -84,6 +84,9 @@ pub struct Fp8Format {
     /// True if each block of 128 x 128 values has a scale. False if each output feature has a
     /// scale, or the whole weight has one.
     pub blocks: bool,
+    /// True if the config declares that activations are rounded to e4m3, too
+    /// ([`QuantSpec::fp8_activations`]).
+    pub activations: bool,
 }
 
 /// The kind of config that declares a weight of 8-bit floats.
@@ -113,11 +116,12 @@ pub enum Fp4Format {
 impl Fp8Format {
     /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
-        if self.blocks {
+        let spec = if self.blocks {
             QuantSpec::fp8_blocks()
         } else {
             QuantSpec::fp8()
-        }
+        };
+        spec.with_fp8_activations(self.activations)
     }
 }
 
@@ -199,6 +203,9 @@ impl fmt::Display for LayerFormat {
                 ""
             };
             text += &format!(" {} {}{zero_points}", spec.value, spec.scales.group);
+            if spec.fp8_activations {
+                text += " W8A8";
+            }
         }
         if self.act_order() {
             text += " act-order";

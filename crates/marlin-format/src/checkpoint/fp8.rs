@@ -13,8 +13,9 @@
 //! A weight is the product of value and scale; despite its name, `weight_scale_inv` is a factor,
 //! too.
 //!
-//! Scales of activations (`input_scale`, `activation_scale`) and of caches are not used: here
-//! activations keep their 16 or 32 bits, so products are more accurate than those of FP8 activations.
+//! Scales of activations (`input_scale`, `activation_scale`) and of caches are not used: activations
+//! keep their 16 or 32 bits, or are rounded with a scale of each row
+//! ([`QuantSpec::fp8_activations`]).
 //!
 //! Sources: compressed-tensors `compressors/naive_quantized/base.py`; transformers
 //! `integrations/{finegrained_fp8,fbgemm_fp8}.py`; vLLM `quantization/{fp8,fbgemm_fp8,modelopt}.py`.

@@ -57,6 +57,8 @@ const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleD
 const PERMUTED: u8 = 1;
 /// The bit of a code that is set for 2:4 sparsity.
 const TWO_FOUR: u8 = 2;
+/// The bit of a code that is set for activations in e4m3.
+const FP8_ACTIVATIONS: u8 = 4;
 
 impl WeightFormat {
     /// Creates the format of a dense weight whose rows are in their natural order.
@@ -79,11 +81,15 @@ impl WeightFormat {
     }
 
     /// Encodes the format as five bytes: the kind of the values (the bits of an integer; 20 for e2m1,
-    /// 24 for e4m3), the rows of a group (0 for one group over all of K), 1 for zero points, the number of the scale dtype, and the order of the
-    /// stored rows (1 for act-order, 2 for 2:4 sparsity). Saved records hold these bytes.
+    /// 24 for e4m3), the rows of a group (0 for one group over all of K), 1 for zero points, the number of the scale dtype, and the sum
+    /// of 1 for act-order, 2 for 2:4 sparsity and 4 for activations in e4m3. Saved records hold these bytes.
     /// [`from_bytes`](Self::from_bytes) is the inverse.
     pub fn to_bytes(self) -> [u8; 5] {
-        let QuantSpec { value, scales } = self.spec;
+        let QuantSpec {
+            value,
+            scales,
+            fp8_activations,
+        } = self.spec;
         let group = match scales.group {
             GroupSize::Channel => 0,
             grouped => grouped.as_i64() as u8,
@@ -93,12 +99,13 @@ impl WeightFormat {
             Sparsity::Dense => 0,
             Sparsity::TwoFour => TWO_FOUR,
         };
+        let activations = if fp8_activations { FP8_ACTIVATIONS } else { 0 };
         [
             value_code(value),
             group,
             number(&ZeroPoint::ALL, scales.zero_point),
             number(&SCALE_DTYPES, scales.dtype),
-            permuted | two_four,
+            permuted | two_four | activations,
         ]
     }
 
@@ -113,12 +120,13 @@ impl WeightFormat {
             .find(|&of| value_code(of) == value)?;
         let spec = QuantSpec::new(value, group)
             .with_zero_point(*ZeroPoint::ALL.get(usize::from(zero_point))?)
-            .with_scale_dtype(*SCALE_DTYPES.get(usize::from(scale_dtype))?);
+            .with_scale_dtype(*SCALE_DTYPES.get(usize::from(scale_dtype))?)
+            .with_fp8_activations(rows & FP8_ACTIVATIONS != 0);
         let sparsity = match rows & TWO_FOUR {
             0 => Sparsity::Dense,
             _ => Sparsity::TwoFour,
         };
-        (rows <= (PERMUTED | TWO_FOUR)).then_some(Self {
+        (rows <= (PERMUTED | TWO_FOUR | FP8_ACTIVATIONS)).then_some(Self {
             spec,
             permuted: rows & PERMUTED != 0,
             sparsity,
@@ -205,7 +213,11 @@ mod tests {
                             let spec = QuantSpec::new(bits, group)
                                 .with_zero_point((zero_points).into())
                                 .with_scale_dtype(scale_dtype);
-                            for sparsity in Sparsity::ALL {
+                            let specs = [false, true].map(|fp8| spec.with_fp8_activations(fp8));
+                            for (spec, sparsity) in specs
+                                .into_iter()
+                                .flat_map(|spec| Sparsity::ALL.map(|sparsity| (spec, sparsity)))
+                            {
                                 let format = WeightFormat::dense(spec)
                                     .with_permutation(permuted)
                                     .with_sparsity(sparsity);
@@ -233,7 +245,7 @@ mod tests {
             code + byte(1),
             code + 2 * byte(2),
             code + 3 * byte(3),
-            code + 4 * byte(4),
+            code + 8 * byte(4),
             code + 2 * byte(5),
             code + byte(6),
             u64::MAX,

@@ -201,7 +201,8 @@ pub struct ScaleSpec {
 /// [`value`](WeightValue::decode). They have no zero points.
 ///
 /// In JSON it is `{"bits": 4, "group": 128, "zero_points": false, "scale_dtype": "f16"}`, with
-/// `"bits": "e2m1"` or `"bits": "e4m3"` for floats.
+/// `"bits": "e2m1"` or `"bits": "e4m3"` for floats, and `"fp8_activations": true` where activations
+/// may be rounded.
 ///
 /// ```
 /// use marlin_format::{GroupSize, QuantSpec};
@@ -218,6 +219,10 @@ pub struct QuantSpec {
     pub value: WeightValue,
     /// The scales and zero points.
     pub scales: ScaleSpec,
+    /// True if activations may be rounded to e4m3 with a scale for each row (W8A8), on cards that
+    /// multiply e4m3 by e4m3, where that is faster. Otherwise, and on other devices, activations are
+    /// multiplied as they are. Only weights of e4m3 can have it.
+    pub fp8_activations: bool,
 }
 
 /// A [`QuantSpec`] in JSON.
@@ -227,6 +232,8 @@ struct QuantSpecJson {
     group: GroupSize,
     zero_points: bool,
     scale_dtype: ScaleDtype,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    fp8_activations: bool,
 }
 
 impl From<QuantSpecJson> for QuantSpec {
@@ -234,6 +241,7 @@ impl From<QuantSpecJson> for QuantSpec {
         Self::new(json.bits, json.group)
             .with_zero_point(json.zero_points.into())
             .with_scale_dtype(json.scale_dtype)
+            .with_fp8_activations(json.fp8_activations)
     }
 }
 
@@ -244,6 +252,7 @@ impl From<QuantSpec> for QuantSpecJson {
             group: spec.scales.group,
             zero_points: spec.has_zero_points(),
             scale_dtype: spec.scales.dtype,
+            fp8_activations: spec.fp8_activations,
         }
     }
 }
@@ -263,6 +272,7 @@ impl QuantSpec {
                 dtype: ScaleDtype::F16,
                 zero_point: ZeroPoint::None,
             },
+            fp8_activations: false,
         }
     }
 
@@ -301,9 +311,10 @@ impl QuantSpec {
     }
 
     /// The formats of floats to which models are quantised: FP8 with a scale for each output channel,
-    /// MXFP4 and NVFP4.
-    pub const FLOAT_FORMATS: [(&'static str, Self); 3] = [
+    /// the same with activations that may be rounded, MXFP4 and NVFP4.
+    pub const FLOAT_FORMATS: [(&'static str, Self); 4] = [
         ("fp8", Self::fp8()),
+        ("fp8-w8a8", Self::fp8().with_fp8_activations(true)),
         ("mxfp4", Self::mxfp4()),
         ("nvfp4", Self::nvfp4()),
     ];
@@ -352,17 +363,30 @@ impl QuantSpec {
         self
     }
 
+    /// Returns the spec with activations that may be rounded to e4m3, or not.
+    pub const fn with_fp8_activations(self, fp8_activations: bool) -> Self {
+        Self {
+            fp8_activations,
+            ..self
+        }
+    }
+
     /// Returns true if every group has a zero point.
     pub const fn has_zero_points(&self) -> bool {
         matches!(self.scales.zero_point, ZeroPoint::Integer)
     }
 
-    /// Checks that the values can have these groups and zero points.
+    /// Checks that the values can have these groups, zero points and activations.
     ///
     /// # Errors
-    /// [`FormatError::ValueGroup`], [`FormatError::FloatZeroPoints`].
+    /// [`FormatError::ValueGroup`], [`FormatError::FloatZeroPoints`],
+    /// [`FormatError::Fp8Activations`].
     pub fn check(&self) -> Result<(), FormatError> {
-        let Self { value, scales } = *self;
+        let Self {
+            value,
+            scales,
+            fp8_activations,
+        } = *self;
         if !value.groups().contains(&scales.group) {
             return Err(FormatError::ValueGroup {
                 value,
@@ -371,6 +395,9 @@ impl QuantSpec {
         }
         if !value.zero_points().contains(&scales.zero_point) {
             return Err(FormatError::FloatZeroPoints { value });
+        }
+        if fp8_activations && value != WeightValue::E4m3 {
+            return Err(FormatError::Fp8Activations { value });
         }
         Ok(())
     }
@@ -405,15 +432,21 @@ impl QuantSpec {
 
 impl fmt::Display for QuantSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { value, scales } = self;
+        let Self {
+            value,
+            scales,
+            fp8_activations,
+        } = self;
         let zero_points = if self.has_zero_points() {
             " zero-points"
         } else {
             ""
         };
         f.pad(&format!(
-            "{value} {}{zero_points} {}",
-            scales.group, scales.dtype
+            "{value} {}{zero_points} {}{}",
+            scales.group,
+            scales.dtype,
+            if *fp8_activations { " W8A8" } else { "" }
         ))
     }
 }

@@ -14,10 +14,12 @@ use crate::common::{LAYER, checkpoint, expect_floats, message, rng, tensor};
 const BLOCKS: Fp8Format = Fp8Format {
     config: Fp8Config::Fp8,
     blocks: true,
+    activations: true,
 };
 const ROWS: Fp8Format = Fp8Format {
     config: Fp8Config::CompressedTensors,
     blocks: false,
+    activations: false,
 };
 /// The formats of published files.
 pub const FORMATS: [Fp8Format; 6] = [
@@ -34,10 +36,12 @@ pub const FORMATS: [Fp8Format; 6] = [
     Fp8Format {
         config: Fp8Config::FbgemmFp8,
         blocks: false,
+        activations: true,
     },
     Fp8Format {
         config: Fp8Config::ModelOpt,
         blocks: false,
+        activations: true,
     },
 ];
 
@@ -62,6 +66,7 @@ fn scale_name(format: Fp8Format) -> &'static str {
         Fp8Format {
             config: Fp8Config::Fp8,
             blocks: true,
+            ..
         } => "weight_scale_inv",
         _ => "weight_scale",
     }
@@ -176,7 +181,10 @@ fn scales_have_several_dtypes_and_shapes() {
     for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E8M0] {
         let scales = tensor("weight_scale_inv", dtype, &[1, 2], &stored(dtype, 2));
         let weight = read(&[values.clone(), scales], BLOCKS).unwrap();
-        assert_eq!(weight.spec(), QuantSpec::fp8_blocks());
+        assert_eq!(
+            weight.spec(),
+            QuantSpec::fp8_blocks().with_fp8_activations(true)
+        );
         expect_weight(&weight, &values.bytes, [n, k], |_, column| {
             numbers[column / 128]
         });
@@ -214,6 +222,7 @@ fn other_tensors_of_a_layer_are_not_used() {
         let format = Fp8Format {
             config,
             blocks: false,
+            activations: false,
         };
         let mut tensors = published(rng, 40, 8, format);
         let expected = read(&tensors, format).unwrap();

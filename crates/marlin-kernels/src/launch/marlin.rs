@@ -2,11 +2,12 @@
 
 use super::{Operands, arranged, is_aligned, swizzled_map};
 use crate::matmul::{mma_sync, wgmma};
+use crate::problem::expect_presence;
 use crate::tile::operands::{expect_arranged, expect_operands};
 use crate::tile::sizes::sizes;
 use crate::tile::workspace::Workspace;
 use crate::tile::{Launch, cost, row_length};
-use crate::{Card, Kernel, KernelError, QuantProblem, pdl};
+use crate::{Card, Kernel, KernelError, Prologue, QuantProblem, fp8, pdl};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -32,6 +33,11 @@ pub(super) fn launch(
             kernel: Kernel::Marlin(*launch),
         });
     }
+    if launch.tile.is_fp8() && !cost::takes_fp8(problem) {
+        return Err(KernelError::Fp8 {
+            problem: problem.to_string(),
+        });
+    }
     if launch.blocks == 0
         || launch.tile.is_clustered()
             && cost::blocks(problem, &launch.tile, card) != Some(launch.blocks)
@@ -47,10 +53,10 @@ pub(super) fn launch(
     }
     let Operands {
         x,
+        norm,
         mut weight,
         bias,
         out,
-        ..
     } = operands;
     let row_permutation = weight.row_permutation.take();
     let is_arranged =
@@ -61,6 +67,14 @@ pub(super) fn launch(
         arranged(client, problem, x, row_permutation)?
     };
     expect_arranged(problem, &x)?;
+    let (x, row_scales) = if launch.tile.is_fp8() {
+        let has_norm = problem.prologue == Prologue::AddRmsNorm;
+        expect_presence(problem, "norm", has_norm, norm.is_some())?;
+        let rows = fp8::quantize(client, card, problem, x, norm)?;
+        (rows.codes, Some(rows.scales))
+    } else {
+        (x, None)
+    };
     let config = cost::format(problem).config(launch.tile);
     let workspace = Workspace::of_stream(client, card).area(problem, &config, launch.blocks)?;
     let (blocks, threads) = (
@@ -71,8 +85,13 @@ pub(super) fn launch(
     // their addresses, and the workspace has room for `blocks` parts of tiles.
     unsafe {
         if launch.tile.is_wgmma() {
-            let [rows, columns] = [problem.m, row_length(problem.k())];
-            let map = swizzled_map(x, [rows, columns], launch.tile.rows(), problem.activations);
+            let columns = row_length(problem.k()) * launch.tile.activation_bytes() / 2;
+            let map = swizzled_map(
+                x,
+                [problem.m, columns],
+                launch.tile.rows(),
+                problem.activations,
+            );
             wgmma::matmul::launch_unchecked(
                 client,
                 blocks,
@@ -85,6 +104,7 @@ pub(super) fn launch(
                 weight.metadata.into(),
                 weight.scales,
                 weight.zero_points.into(),
+                row_scales.into(),
                 bias.into(),
                 out,
                 workspace,

@@ -1,5 +1,5 @@
 use super::*;
-use marlin_format::{GroupSize, QuantSpec, WeightDescriptor};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, WeightDescriptor};
 
 fn problem(m: usize) -> QuantProblem {
     with_spec(m, QuantSpec::int4(GroupSize::G128))
@@ -114,6 +114,41 @@ fn sparse_tensor_cores_take_two_of_four_and_other_devices_hold_all() {
             problem.with_sparsity(Sparsity::Dense).weight,
             "{problem}"
         );
+    }
+}
+
+/// Activations in e4m3 are for many rows on compute capability 9.0, and a norm before them is computed
+/// where they are rounded. Elsewhere the activations are multiplied as they are.
+#[test]
+fn many_rows_are_rounded_to_e4m3_where_the_weight_allows_it() {
+    let spec = QuantSpec::fp8().with_scale_dtype(ScaleDtype::F16);
+    let of = |m, spec| with_spec(m, spec).in_layout(WeightLayout::Tile);
+    let is_fp8 =
+        |plan: &Plan| matches!(plan.kernel, Kernel::Marlin(launch) if launch.tile.is_fp8());
+    let rounded = spec.with_fp8_activations(true);
+    let h200 = Target {
+        card: Some(Card::assumed(90, 132, 227 * 1024)),
+        ..on(Runtime::Cuda)
+    };
+    for group in [GroupSize::Channel, GroupSize::G128] {
+        let many = of(4096, rounded.with_group(group)).with_prologue(Prologue::AddRmsNorm);
+        let found = plan(many, &h200);
+        assert!(
+            is_fp8(&found) && found.prologue == PrologueStage::InKernel,
+            "{many}: {found}"
+        );
+    }
+    let mut short = of(4096, rounded);
+    short.weight.k = 4096 + 64;
+    for (problem, target) in [
+        (of(1, rounded), h200),
+        (of(16, rounded), h200),
+        (of(4096, spec), h200),
+        (of(4096, rounded), cuda(89)),
+        (short, h200),
+    ] {
+        let found = plan(problem, &target);
+        assert!(!is_fp8(&found), "{problem} on {target:?}: {found}");
     }
 }
 

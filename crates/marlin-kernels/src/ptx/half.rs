@@ -62,6 +62,17 @@ pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
     read::<u32>(d)
 }
 
+/// `lop3`: takes the bits of `mask` from `a`, and the others from `b`.
+#[cube]
+pub fn lop3_select(a: u32, b: u32, #[comptime] mask: u32) -> u32 {
+    let d: u32;
+    gpu_asm!(
+        "lop3.b32 {d}, {a}, {b}, {m}, 0xe4;",
+        d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), m = const mask, options(pure, nomem)
+    );
+    read::<u32>(d)
+}
+
 /// Returns `a * b + c` of three pairs of bf16; the only bf16x2 arithmetic of compute capability
 /// 8.0.
 #[cube]
@@ -95,6 +106,19 @@ pub fn cvt_halves(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
         "cvt.rn.{t}.f32 {d}, {h}, {l};",
         t = const comptime!(if bf16 { "bf16x2" } else { "f16x2" }),
         d = out(_) d, h = in(_) read::<f32>(high), l = in(_) read::<f32>(low), options(pure, nomem)
+    );
+    read::<u32>(d)
+}
+
+/// `cvt.rn.satfinite.e4m3x2`: rounds four floats to the bytes of a register, the first argument to
+/// the lowest; from compute capability 8.9 on.
+#[cube]
+pub fn cvt_e4m3x4(first: f32, second: f32, third: f32, fourth: f32) -> u32 {
+    let d: u32;
+    gpu_asm!(
+        "{{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, {b}, {a}; cvt.rn.satfinite.e4m3x2.f32 h, {e}, {c}; mov.b32 {d}, {{l, h}}; }}",
+        d = out(_) d, a = in(_) read::<f32>(first), b = in(_) read::<f32>(second),
+        c = in(_) read::<f32>(third), e = in(_) read::<f32>(fourth), options(pure, nomem)
     );
     read::<u32>(d)
 }

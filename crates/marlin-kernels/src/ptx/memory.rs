@@ -78,6 +78,19 @@ pub fn st_global_4(address: u64, value: u32) {
     gpu_asm!("st.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
 }
 
+/// `st.global`: stores the first `count` words, 1, 2 or 4, to global memory.
+#[cube]
+pub fn st_global_words(address: u64, words: U4, #[comptime] count: usize) {
+    let (first, second) = (words.extract(0usize), words.extract(1usize));
+    if comptime!(count == 4) {
+        gpu_asm!("st.global.v4.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<U4>(words));
+    } else if comptime!(count == 2) {
+        gpu_asm!("st.global.v2.u32 [{a}], {{{f}, {s}}};", a = in(_) read::<u64>(address), f = in(_) read::<u32>(first), s = in(_) read::<u32>(second));
+    } else {
+        st_global_4(address, first);
+    }
+}
+
 /// `ld.acquire.gpu`: loads a value; writes before the release of the value are then visible.
 #[cube]
 pub fn ld_acquire(address: u64) -> u32 {

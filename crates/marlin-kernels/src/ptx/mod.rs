@@ -71,6 +71,19 @@ pub fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
     read::<u32>(address)
 }
 
+/// Returns the shared-window address of a slice in shared memory that is written.
+#[cube]
+pub fn shared_address_mut<T: CubePrimitive>(slice: &mut [T]) -> u32 {
+    // SAFETY: the pointer is only turned into a number.
+    let pointer = unsafe { slice.as_mut_ptr_unchecked() };
+    let address: u32;
+    gpu_asm!(
+        "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {a}, t; }}",
+        a = out(_) address, p = in(_) pointer, options(pure, nomem)
+    );
+    read::<u32>(address)
+}
+
 /// Returns the global address of a slice that is read.
 #[cube]
 pub fn global_address<T: CubePrimitive>(slice: &[T]) -> u64 {

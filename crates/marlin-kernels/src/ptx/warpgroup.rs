@@ -101,6 +101,17 @@ pub fn wgmma(
     );
 }
 
+/// `wgmma.mma_async.m64nNk32` of e4m3: multiplies like [`wgmma()`], with 32 values of K, one byte
+/// each. A lane's bytes of A are those of 16 values of [`wgmma()`], in the same registers.
+#[cube]
+pub fn wgmma_e4m3(a: U4, #[comptime] first: usize, #[comptime] n: usize, #[comptime] starts: bool) {
+    gpu_asm!(
+        "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{{s}}}, {a}, wgmma_b, {p}, 1, 1;",
+        n = const n, s = const comptime!(sum_names(first, n / 2)),
+        p = const comptime!(if starts { "wgmma_more" } else { "wgmma_add" }), a = in(_) read::<U4>(a)
+    );
+}
+
 /// Multiplies like [`wgmma()`], with A, 64 rows of K-major values, in shared memory as well: `a` is
 /// the lower half of its [descriptor](wgmma_descriptor()).
 #[cube]

@@ -88,10 +88,12 @@ impl Config {
     }
 
     /// Returns the number of tiles of words, one below the other, that a step of a chunk reads. A
-    /// tile of 8-bit values has only 8 stored rows, so a step reads two.
+    /// tile of 8-bit values has only 8 stored rows, so a step of 16 reads two, and one of 32, with
+    /// activations in e4m3, four.
     pub(crate) const fn tiles_in_step(&self) -> usize {
         match self.value.bits() {
             4 => 1,
+            _ if self.tile.is_fp8() => 4,
             _ => 2,
         }
     }
@@ -127,6 +129,8 @@ impl Config {
             // Accumulators can be read only between groups, if a group's first product replaces
             // them. `wgmma.sp` always adds to its accumulators.
             (_, Product::SparseWgmma) => 0,
+            // Sums are added up outside the tensor cores every 128 rows of K in any case.
+            (_, Product::Fp8Wgmma) => usize::MAX,
             (_, Product::Wgmma) if self.value != WeightValue::Int4 => 0,
             (1, Product::Wgmma) => 2,
             (_, Product::MmaSync) if self.value == WeightValue::E2m1 => 2,
@@ -156,7 +160,10 @@ impl Config {
     /// power of two that makes them the numbers. Sums of bf16 would leave the range of f32, and
     /// scales would leave that of f16.
     pub(crate) fn lifts_sums(&self) -> bool {
-        self.value.is_float() && !self.bf16 && (self.scales_sums() || !self.grouped())
+        self.value.is_float()
+            && !self.tile.is_fp8()
+            && !self.bf16
+            && (self.scales_sums() || !self.grouped())
     }
 
     /// Returns true if a warp multiplies the two chunks of a group in two consecutive steps, so
@@ -242,7 +249,12 @@ impl Config {
 
     /// Returns the number of bytes of a stage.
     pub(crate) fn stage_bytes(&self) -> usize {
-        self.activations_offset() + self.tile.rows() * self.tile.depth() * 2
+        self.activations_offset() + self.activation_bytes()
+    }
+
+    /// Returns the number of bytes of the activations in a stage.
+    pub(crate) const fn activation_bytes(&self) -> usize {
+        self.tile.rows() * self.tile.depth() * self.tile.activation_bytes()
     }
 
     /// Returns the number of bytes of the barriers of a stage; 0 without `wgmma`.
@@ -259,9 +271,19 @@ impl Config {
         self.tile.columns() + REDUCE_PADDING
     }
 
-    /// Returns the number of floats of the reduction buffer: eight rows for each warp along K.
-    pub(crate) const fn reduce_floats(&self) -> usize {
+    /// Returns the number of floats of eight rows in the reduction buffer, for each warp along K.
+    pub(crate) const fn eight_rows_floats(&self) -> usize {
         self.tile.warps_k * 8 * self.reduce_stride()
+    }
+
+    /// Returns the number of floats of the reduction buffer: eight rows, or twice eight rows, so that
+    /// the next eight are stored while these are read. The blocks of a cluster have no room for more.
+    pub(crate) const fn reduce_floats(&self) -> usize {
+        if self.has_runs() && !self.tile.is_clustered() {
+            2 * self.eight_rows_floats()
+        } else {
+            self.eight_rows_floats()
+        }
     }
 
     /// Returns the number of bytes of shared memory of a block.

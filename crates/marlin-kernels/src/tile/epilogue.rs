@@ -5,10 +5,13 @@ use super::cluster::Receiver;
 use super::config::Config;
 use super::exchange;
 use super::fragment::stored_units;
-use super::outputs::{CONSUMERS, has_output, output, sync_consumers};
+use super::outputs::{has_output, output, sync_consumers};
+use super::runs::{read_runs, write_runs};
+use super::shape::CHUNK_N;
 use super::sizes::TileSizes;
 use super::stripe::{TilePart, stripe_start, tile_place};
-use crate::ptx::{F4, bar_sync_numbered, bar_warp_sync, ex2_approx, lane, rcp_approx};
+use crate::matmul::wgmma::fp8::sub_tile;
+use crate::ptx::{F4, ex2_approx, lane, rcp_approx};
 use cubecl::prelude::*;
 
 /// Finishes the block's part of a tile. The blocks of a cluster compute one tile together, and each
@@ -87,27 +90,41 @@ fn write<F: Float>(
 ) {
     let columns = comptime!(config.tile.columns() as u32);
     let first_column = column * comptime!(config.output_columns() as u32);
-    #[unroll]
-    for i in 0..comptime!(config.outputs() / config.epilogue.columns()) {
-        let first = comptime!(i * config.epilogue.columns());
-        let index = output(first, config);
-        let row = first_row + index / columns;
-        let column = first_column + index % columns;
-        if has_output(first, rows, config) && column < sizes.n {
-            let mut value = scaled_and_biased::<F>(totals[first], column, scales, bias, config);
-            if comptime!(config.is_gated()) {
-                value = swiglu(
-                    value,
-                    scaled_and_biased::<F>(
-                        totals[comptime!(first + 1)],
-                        column + sizes.n,
-                        scales,
-                        bias,
-                        config,
-                    ),
-                );
+    if comptime!(config.has_runs()) {
+        write_runs::<F>(
+            totals,
+            first_row,
+            rows,
+            first_column,
+            scales,
+            bias,
+            out,
+            sizes,
+            config,
+        );
+    } else {
+        #[unroll]
+        for i in 0..comptime!(config.outputs() / config.epilogue.columns()) {
+            let first = comptime!(i * config.epilogue.columns());
+            let index = output(first, config);
+            let row = first_row + index / columns;
+            let column = first_column + index % columns;
+            if has_output(first, rows, config) && column < sizes.n {
+                let mut value = scaled_and_biased::<F>(totals[first], column, scales, bias, config);
+                if comptime!(config.is_gated()) {
+                    value = swiglu(
+                        value,
+                        scaled_and_biased::<F>(
+                            totals[comptime!(first + 1)],
+                            column + sizes.n,
+                            scales,
+                            bias,
+                            config,
+                        ),
+                    );
+                }
+                out[(row * sizes.n + column) as usize] = F::cast_from(value);
             }
-            out[(row * sizes.n + column) as usize] = F::cast_from(value);
         }
     }
 }
@@ -150,74 +167,77 @@ fn add_along_k(
     #[comptime] config: Config,
 ) {
     let count = comptime!(config.outputs_of_eight_rows());
+    let buffers = comptime!(config.reduce_floats() / config.eight_rows_floats());
     let lane = lane();
     let warp = UNIT_POS_X / 32;
     let warp_n = warp % comptime!(config.tile.warps_n as u32);
     let warp_k = warp / comptime!(config.tile.warps_n as u32);
     let stride = comptime!(config.reduce_stride() as u32);
     let (first_unit, second_unit) = comptime!(stored_units(&config));
-    let own = (warp_k * 8 + lane % 4 * 2) * stride
-        + warp_n * comptime!(16 * config.tile.sub_tiles() as u32)
-        + lane / 4;
+    let own = (warp_k * 8 + lane % 4 * 2) * stride + first_column(warp_n, config) + lane / 4;
     #[unroll]
     for batch_tile in 0..comptime!(config.batch_tiles_each()) {
-        sync_sums(config);
+        let buffer = comptime!((batch_tile % buffers * config.eight_rows_floats()) as u32);
+        // With two buffers, all threads have read the one to be stored when they have met after the
+        // last stores.
+        if comptime!(buffers == 1) {
+            sync_consumers(config);
+        }
         #[unroll]
         for j in 0..config.tile.sub_tiles() {
             let sum = sums[comptime!(j * config.batch_tiles_each() + batch_tile)];
-            let at = own + comptime!(16 * j as u32);
+            let at = if comptime!(config.tile.is_fp8()) {
+                own + sub_tile(warp_n, j) * 16 + buffer
+            } else {
+                own + comptime!(16 * j as u32 + buffer)
+            };
             reduce[at as usize] = sum.extract(0usize) * first_unit;
             reduce[(at + stride) as usize] = sum.extract(1usize) * first_unit;
             reduce[(at + 8) as usize] = sum.extract(2usize) * second_unit;
             reduce[(at + stride + 8) as usize] = sum.extract(3usize) * second_unit;
         }
-        sync_sums(config);
-        #[unroll]
-        for i in 0..count {
-            let mut index = output(i, config);
-            if comptime!(
-                (i / config.epilogue.columns() + 1) * config.tile.threads()
-                    > 8 * config.output_columns()
-            ) {
-                // A thread without an output here computes another thread's total, to avoid a
-                // branch.
-                index = min(index, comptime!(8 * config.tile.columns() as u32 - 1));
-            }
-            let place = index / comptime!(config.tile.columns() as u32) * stride
-                + index % comptime!(config.tile.columns() as u32);
-            let mut total = reduce[place as usize];
+        sync_consumers(config);
+        if comptime!(config.has_runs()) {
+            read_runs(reduce, totals, batch_tile, config);
+        } else {
             #[unroll]
-            for k in 1..comptime!(config.tile.warps_k) {
-                total += reduce[(place + comptime!(8 * k as u32) * stride) as usize];
+            for i in 0..count {
+                let mut index = output(i, config);
+                if comptime!(
+                    (i / config.epilogue.columns() + 1) * config.tile.threads()
+                        > 8 * config.output_columns()
+                ) {
+                    // A thread without an output here computes another thread's total, to avoid a
+                    // branch.
+                    index = min(index, comptime!(8 * config.tile.columns() as u32 - 1));
+                }
+                let place = index / comptime!(config.tile.columns() as u32) * stride
+                    + index % comptime!(config.tile.columns() as u32);
+                let mut total = reduce[place as usize];
+                #[unroll]
+                for k in 1..comptime!(config.tile.warps_k) {
+                    total += reduce[(place + comptime!(8 * k as u32) * stride) as usize];
+                }
+                totals[comptime!(batch_tile * count + i)] = total;
             }
-            totals[comptime!(batch_tile * count + i)] = total;
         }
     }
 }
 
-/// Waits for the warps that exchange sums. If each warp's outputs have the same columns as its
-/// products, only the lanes of the warp wait for each other or, with SwiGLU, the warp of the gates
-/// and the warp of the corresponding ups. Otherwise all warps that multiply wait.
+/// Returns the first column of a tile whose sums a warp has; with e4m3, that of the chunk that two
+/// warps share.
 #[cube]
-fn sync_sums(#[comptime] config: Config) {
-    if comptime!(config.tile.warps_k == 1 && config.tile.columns() == config.tile.threads()) {
-        if comptime!(config.is_gated()) {
-            let pairs = comptime!(config.tile.warps() as u32 / 2);
-            bar_sync_numbered(
-                comptime!(CONSUMERS as u32 + 1) + UNIT_POS_X / 32 % pairs,
-                64usize,
-            );
-        } else {
-            bar_warp_sync();
-        }
+fn first_column(warp_n: u32, #[comptime] config: Config) -> u32 {
+    if comptime!(config.tile.is_fp8()) {
+        warp_n / 2 * comptime!(CHUNK_N as u32)
     } else {
-        sync_consumers(config);
+        warp_n * comptime!(16 * config.tile.sub_tiles() as u32)
     }
 }
 
 /// Returns the index of a column's scale in a weight of one group, as
 /// [`ScaleLayout`](marlin_format::layout::ScaleLayout) defines it.
 #[cube]
-fn channel_scale(column: u32) -> u32 {
+pub(super) fn channel_scale(column: u32) -> u32 {
     column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2
 }

@@ -19,7 +19,7 @@
 use super::config::Config;
 #[cfg(doc)]
 use super::conversion::Conversion;
-use crate::ptx::{and_here, fma_bf16x2, lop3_and_or, mul_f16x2};
+use crate::ptx::{and_here, fma_bf16x2, lop3_and_or, lop3_select, mul_f16x2, prmt};
 use cubecl::prelude::*;
 
 /// Returns the numbers of two e2m1 values of a word, nibbles `nibble` and `nibble + 4` before
@@ -46,6 +46,27 @@ pub(super) fn e2m1_pair(word: u32, #[comptime] nibble: u32, #[comptime] config: 
         )
     };
     lifted(pair, config)
+}
+
+/// Returns the e4m3 codes of two words, in the order of fragment A of a product of e4m3: the bytes of
+/// the first number are the first value of the lower and upper half of `first`, then of `second`,
+/// those of the second number the second values. 7 instructions.
+///
+/// [`scatter_bits`](marlin_format::layout::scatter_bits) moved the bits of a half:
+///
+/// | bits | 15 | 14 | 13 to 7 | 6 to 0 |
+/// |---|---|---|---|---|
+/// | hold | sign of the first | sign of the second | the rest of the first | the rest of the second |
+#[cube]
+pub(crate) fn e4m3_codes(first: u32, second: u32) -> (u32, u32) {
+    let upper = prmt(first, second, 0x7531u32);
+    let lower = prmt(first, second, 0x6420u32);
+    let shifted = upper << 1u32;
+    let low = lop3_select(upper, shifted, 0x8080_8080u32);
+    (
+        lop3_select(low, lower >> 7u32, 0xfefe_fefeu32),
+        lop3_select(shifted, lower, 0x8080_8080u32),
+    )
 }
 
 /// Shifts a word left by `by` bits, or right if `by` is negative.

@@ -3,8 +3,10 @@
 //! [`wgmma`](crate::matmul::wgmma).
 //!
 //! Supported: any M, N and K; integers in groups of 32, 64, 128 or a whole column, symmetric or with
-//! zero points; e2m1 in groups of 16 or 32, and e4m3 in groups of 128 or a whole column; a bias; activations, scales and output all in f16 or all in bf16. Products accumulate in
-//! f32, within a block and across blocks. The same inputs give the same bits.
+//! zero points; e2m1 in groups of 16 or 32, and e4m3 in groups of 128 or a whole column; a bias;
+//! activations, scales and output all in f16 or all in bf16. Products accumulate in f32, within a
+//! block and across blocks. The same inputs give the same bits. Where a weight of e4m3 allows it and
+//! K is a multiple of 128, [`Product::Fp8Wgmma`] rounds activations to e4m3 ([`fp8`](crate::fp8)).
 //!
 //! Refused, on the host and with the numbers in the message: buffers whose length does not fit the
 //! problem, f32 activations, scales in another dtype than the activations, and operands of 2^32
@@ -55,7 +57,7 @@
 //! | `stripe` | the work of a block |
 //! | `cluster` | the sums of the blocks of a cluster |
 //! | `fragment`, `conversion` | from packed words to fragments; the conversion of their values |
-//! | `outputs`, `exchange`, `epilogue`, `workspace` | from the warps' sums to the output |
+//! | `outputs`, `exchange`, `epilogue`, `runs`, `workspace` | from the warps' sums to the output |
 //! | `operands` | the checks of a launch |
 
 pub(crate) mod candidates;
@@ -79,6 +81,8 @@ mod integers;
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) mod operands;
 pub(crate) mod outputs;
+#[cfg(feature = "cubecl-runtime")]
+mod runs;
 pub(crate) mod shape;
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) mod sizes;

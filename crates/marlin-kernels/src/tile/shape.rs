@@ -64,6 +64,8 @@ pub enum Product {
     SparseMmaSync,
     /// `wgmma.sp`: like `wgmma`, for a 2:4 weight.
     SparseWgmma,
+    /// `wgmma` with weights and activations in e4m3 (W8A8).
+    Fp8Wgmma,
 }
 
 impl fmt::Display for Product {
@@ -73,6 +75,7 @@ impl fmt::Display for Product {
             Self::Wgmma => "wgmma",
             Self::SparseMmaSync => "mma.sp",
             Self::SparseWgmma => "wgmma.sp",
+            Self::Fp8Wgmma => "wgmma e4m3",
         })
     }
 }
@@ -127,14 +130,31 @@ impl Tile {
         self.chunks_n() * self.warps_k
     }
 
+    /// Returns the number of stored rows of K in a chunk: 64, or 128 with activations in e4m3, of
+    /// which 128 bytes hold twice as many.
+    pub const fn stored_chunk_rows(&self) -> usize {
+        if self.is_fp8() { 2 * CHUNK_K } else { CHUNK_K }
+    }
+
     /// Returns the number of rows of K in a chunk: the stored rows, or twice as many for a 2:4
     /// weight.
     pub const fn chunk_rows(&self) -> usize {
         if self.is_sparse() {
             2 * CHUNK_K
         } else {
-            CHUNK_K
+            self.stored_chunk_rows()
         }
+    }
+
+    /// Returns the number of bytes of an activation in a stage.
+    pub const fn activation_bytes(&self) -> usize {
+        if self.is_fp8() { 1 } else { 2 }
+    }
+
+    /// Returns the number of boxes of activations of a chunk, each of [`ATOM_ROW_BYTES`] bytes of
+    /// every row.
+    pub const fn atoms(&self) -> usize {
+        self.chunk_rows() * self.activation_bytes() / ATOM_ROW_BYTES
     }
 
     /// Returns the number of rows of K in a step.
@@ -166,7 +186,15 @@ impl Tile {
 
     /// Returns true if warpgroups multiply (`wgmma`).
     pub const fn is_wgmma(&self) -> bool {
-        matches!(self.product, Product::Wgmma | Product::SparseWgmma)
+        matches!(
+            self.product,
+            Product::Wgmma | Product::SparseWgmma | Product::Fp8Wgmma
+        )
+    }
+
+    /// Returns true if weights and activations are multiplied in e4m3.
+    pub const fn is_fp8(&self) -> bool {
+        matches!(self.product, Product::Fp8Wgmma)
     }
 
     /// Returns true if the weight is 2:4.

@@ -1,5 +1,5 @@
 use super::cost::{Launch, Work};
-use super::shape::{CHUNK_K, CHUNK_N};
+use super::shape::CHUNK_N;
 use crate::QuantProblem;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
@@ -20,7 +20,7 @@ pub(crate) struct TileSizes {
     pub k: u32,
     /// Columns of chunks of the weight: N / 64, rounded up.
     pub chunks_n: u32,
-    /// Rows of chunks of the weight: stored rows / 64, rounded up.
+    /// Rows of chunks of the weight: stored rows / 64, or 128 for e4m3 activations, rounded up.
     pub chunks_k: u32,
     /// Blocks of rows of activations.
     pub row_blocks: u32,
@@ -69,7 +69,8 @@ pub(crate) fn sizes(problem: &QuantProblem, launch: &Launch) -> TileSizesLaunch 
         striped * work.depth / launch.blocks,
         striped * work.depth % launch.blocks,
     );
-    let (chunks_n, chunks_k) = (layout.n_padded() / CHUNK_N, layout.k_padded() / CHUNK_K);
+    let chunks_n = layout.n_padded() / CHUNK_N;
+    let chunks_k = layout.k_padded() / launch.tile.stored_chunk_rows();
     let k = super::row_length(problem.k());
     let [
         m,

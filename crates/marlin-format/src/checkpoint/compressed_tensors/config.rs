@@ -138,13 +138,27 @@ impl QuantizationConfig {
     }
 }
 
+/// Returns the `input_activations` of a group: e4m3 with a scale for each row, or null.
+fn activations(spec: &QuantSpec) -> Value {
+    if !spec.fp8_activations {
+        return Value::Null;
+    }
+    json!({
+        "num_bits": 8,
+        "type": "float",
+        "symmetric": true,
+        "strategy": "token",
+        "dynamic": true,
+    })
+}
+
 /// Returns one of the `config_groups`, without its format.
 fn group(spec: &QuantSpec, act_order: bool, targets: Value) -> Value {
     if let Some(format) = FloatFormat::of(spec) {
         return json!({
             "targets": targets,
             "weights": format.weights(),
-            "input_activations": null,
+            "input_activations": activations(spec),
             "output_activations": null,
         });
     }

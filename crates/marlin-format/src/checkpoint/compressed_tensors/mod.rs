@@ -142,6 +142,7 @@ fn floats_to_plain(
     let fp8 = |blocks| Fp8Format {
         config: Fp8Config::CompressedTensors,
         blocks,
+        activations: spec.fp8_activations,
     };
     match (spec.value, spec.scales.group) {
         _ if spec.check().is_err() => {

@@ -16,7 +16,11 @@ use super::fields::Fields;
 use crate::checkpoint::{ConfigError, Fp4Format, Fp8Config, Fp8Format};
 
 /// Returns the format of a group with the format `float-quantized`.
-pub(super) fn fp8_format(weights: &Fields<'_>) -> Result<Fp8Format, ConfigError> {
+/// `activations` is true if it rounds activations to e4m3.
+pub(super) fn fp8_format(
+    weights: &Fields<'_>,
+    activations: bool,
+) -> Result<Fp8Format, ConfigError> {
     const BLOCKS: &str = "block_structure";
     check_floats(weights, 8, "8 for `float-quantized`")?;
     let group = weights.integer("group_size")?;
@@ -45,6 +49,7 @@ pub(super) fn fp8_format(weights: &Fields<'_>) -> Result<Fp8Format, ConfigError>
         _ => Ok(Fp8Format {
             config: Fp8Config::CompressedTensors,
             blocks,
+            activations,
         }),
     }
 }

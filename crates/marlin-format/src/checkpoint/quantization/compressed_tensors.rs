@@ -6,7 +6,7 @@
 //! | `config_groups.*.format` | the storage format of a group |
 //! | `config_groups.*.targets` | the layers of a group: names, `re:` and a pattern, or `Linear` for all linear layers. Names take precedence over patterns, patterns over `Linear` |
 //! | `config_groups.*.weights` | `num_bits` 4 or 8, `type` int, `symmetric`, `strategy` and `group_size`, `actorder`; or the fields of [floats](super::compressed_floats) |
-//! | `config_groups.*.input_activations` | null; of weights of floats also floats. Activations keep 16 or 32 bits here, so the field has no effect |
+//! | `config_groups.*.input_activations` | null; of weights of floats also floats. Beside weights of 8 bits, those of 8 bits mean that activations may be rounded to e4m3, with a scale for each row ([`QuantSpec::fp8_activations`]); beside weights of 4 bits, activations keep their bits |
 //! | `ignore` | layers that are not quantised, in the form of `targets` |
 //! | `quantization_status` | `compressed`, or `frozen` in older files |
 //! | `sparsity_config.format` | the storage format of float weights: `dense`, or in unquantised models `sparse-24-bitmask`, which [`Checkpoint`](super::super::Checkpoint) reads |
@@ -33,6 +33,8 @@ use crate::{GroupSize, QuantSpec};
 const LINEAR: &str = "Linear";
 /// The prefix of an entry that is a pattern, not a name.
 const PATTERN_PREFIX: &str = "re:";
+/// The field of a group with the quantisation of activations.
+const INPUT: &str = "input_activations";
 /// The format of 2:4 float weights.
 const BITMASK_FORMAT: &str = "sparse-24-bitmask";
 const FORMATS: &str = "`pack-quantized`, `marlin-24`, `float-quantized`, `nvfp4-pack-quantized` or `mxfp4-pack-quantized`";
@@ -128,7 +130,12 @@ fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, Co
                 Marlin24Names::CompressedTensors,
             ))
         }
-        "float-quantized" | "naive-quantized" => fp8_format(&weights).map(LayerFormat::Fp8),
+        "float-quantized" | "naive-quantized" => {
+            let input = group.object(INPUT)?;
+            let bits = input.map(|input| input.integer("num_bits")).transpose()?;
+            let activations = bits.flatten() == Some(8);
+            fp8_format(&weights, activations).map(LayerFormat::Fp8)
+        }
         "nvfp4-pack-quantized" => {
             fp4_format(&weights, Fp4Format::NvFp4Packed).map(LayerFormat::Fp4)
         }
@@ -139,11 +146,10 @@ fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, Co
     }
 }
 
-/// Refuses quantised activations, except for the floats beside weights of floats: products with
-/// activations in 16 or 32 bits are more accurate then, while the integers of `int-quantized` weights
-/// would need the activations' scales.
+/// Refuses quantised activations, except for the floats beside weights of floats, whose products with
+/// activations in 16 or 32 bits are more accurate, while the integers of `int-quantized` weights would
+/// need the activations' scales.
 fn check_activations(group: &Fields<'_>, weights: Option<&Fields<'_>>) -> Result<(), ConfigError> {
-    const INPUT: &str = "input_activations";
     if let Some(found) = group.get("output_activations") {
         return Err(group.unsupported(
             "output_activations",

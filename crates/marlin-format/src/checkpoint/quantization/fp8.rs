@@ -5,7 +5,7 @@
 //! | `weight_block_size` | fp8 | `[128, 128]`: a scale for each block; absent or null: one scale for a weight, or for each output feature |
 //! | `fmt` | fp8 | `e4m3` (default) |
 //! | `scale_fmt` | fp8 | `float` or `ue8m0`; the dtype of the scales decides |
-//! | `activation_scheme` | fp8 | `dynamic` or `static`: how other programs quantise activations, which keep 16 or 32 bits here |
+//! | `activation_scheme` | fp8 | `dynamic` or `static`: activations are rounded to e4m3, by other programs with a scale for each row or one of the file; here always with a scale for each row ([`QuantSpec::fp8_activations`](crate::QuantSpec)) |
 //! | `modules_to_not_convert`, otherwise `ignored_layers` | both | names, ends of names, or patterns of modules that are not quantised |
 //!
 //! The output head is not quantised, whether a list names it or not.
@@ -62,7 +62,11 @@ fn rules(root: &Fields<'_>, config: Fp8Config, blocks: bool) -> Result<Rules, Co
     }
     rules.push(
         Selector::Any,
-        LayerFormat::Fp8(Fp8Format { config, blocks }),
+        LayerFormat::Fp8(Fp8Format {
+            config,
+            blocks,
+            activations: true,
+        }),
     )?;
     Ok(rules)
 }

@@ -8,8 +8,9 @@
 //! | `group_size` | 16, of NVFP4 |
 //! | `exclude_modules`, otherwise `ignore` | names of modules that are not quantised, with the wildcards `*` and `?` |
 //!
-//! `kv_cache_quant_algo`, `kv_cache_scheme` and the quantisation of activations do not affect
-//! weights and are ignored: activations and caches keep 16 or 32 bits here.
+//! With FP8, activations may be rounded to e4m3, too, with a scale for each row
+//! ([`QuantSpec::fp8_activations`](crate::QuantSpec)); beside NVFP4 they keep their bits.
+//! `kv_cache_quant_algo` and `kv_cache_scheme` are ignored: caches keep 16 or 32 bits here.
 //!
 //! Sources: ModelOpt `torch/export/{unified_export_hf,convert_hf_config}.py`; vLLM
 //! `quantization/modelopt.py`.
@@ -67,6 +68,7 @@ fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
         "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" => Ok(LayerFormat::Fp8(Fp8Format {
             config: Fp8Config::ModelOpt,
             blocks: false,
+            activations: true,
         })),
         "NVFP4" | "W4A16_NVFP4" => match fields.integer("group_size")? {
             None | Some(16) => Ok(LayerFormat::Fp4(Fp4Format::ModelOptNvFp4)),

@@ -49,13 +49,14 @@ fn fields_say_the_format() {
         LayerFormat::Fp8(Fp8Format {
             config: Fp8Config::CompressedTensors,
             blocks,
+            activations: true,
         })
     };
     assert_eq!(format(&fp8()), of(false));
     expect_layers(
         &read(&fp8()),
         &[
-            (LAYER, "float-quantized e4m3 channel"),
+            (LAYER, "float-quantized e4m3 channel W8A8"),
             ("lm_head", "float"),
         ],
     );
@@ -97,18 +98,29 @@ fn fields_say_the_format() {
     assert_eq!(mx.to_string(), "mxfp4-pack-quantized e2m1 g32");
 }
 
-/// Activations of floats have no effect, be they dynamic, static or absent.
+/// Activations of 8-bit floats are declared, be they dynamic or static.
 #[test]
 fn activations_of_floats_are_accepted() {
-    for activations in [
-        Value::Null,
-        json!({ "num_bits": 8, "type": "float", "dynamic": false, "strategy": "tensor" }),
-        json!({ "num_bits": 4, "type": "float", "dynamic": "local", "strategy": "tensor_group", "group_size": 16 }),
-        json!({ "num_bits": 8, "type": "float", "dynamic": true, "strategy": "group", "group_size": 128 }),
+    const W8A16: &str = "float-quantized e4m3 channel";
+    const W8A8: &str = "float-quantized e4m3 channel W8A8";
+    for (activations, expected) in [
+        (Value::Null, W8A16),
+        (
+            json!({ "num_bits": 8, "type": "float", "dynamic": false, "strategy": "tensor" }),
+            W8A8,
+        ),
+        (
+            json!({ "num_bits": 4, "type": "float", "dynamic": "local", "strategy": "tensor_group", "group_size": 16 }),
+            W8A16,
+        ),
+        (
+            json!({ "num_bits": 8, "type": "float", "dynamic": true, "strategy": "group", "group_size": 128 }),
+            W8A8,
+        ),
     ] {
         let pointer = "/config_groups/group_0/input_activations";
         let config = changed_at(&fp8(), pointer, activations);
-        expect_layers(&read(&config), &[(LAYER, "float-quantized e4m3 channel")]);
+        expect_layers(&read(&config), &[(LAYER, expected)]);
     }
 }
 

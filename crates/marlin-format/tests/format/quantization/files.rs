@@ -87,7 +87,7 @@ fn a_file_of_its_own_counts_where_the_config_says_nothing() {
     let modelopt = r#"{ "producer": { "name": "modelopt" }, "quantization": { "quant_algo": "FP8", "exclude_modules": [] } }"#;
     assert_eq!(
         read(&[("config.json", FLOAT), ("hf_quant_config.json", modelopt)]),
-        Some("modelopt fp8 e4m3 channel".into())
+        Some("modelopt fp8 e4m3 channel W8A8".into())
     );
     let quantization = Quantization::from_quantize_config(GPTQ.as_bytes()).unwrap();
     expect_layers(

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::{changed, expect_layers, expect_unsupported, read};
 
 const LAYER: &str = "model.layers.0.mlp.up_proj";
-const BLOCKS: &str = "fp8 e4m3 g128";
+const BLOCKS: &str = "fp8 e4m3 g128 W8A8";
 
 /// Returns a config as in Qwen's checkpoints.
 fn published() -> Value {
@@ -17,7 +17,13 @@ fn published() -> Value {
 #[test]
 fn fields_say_the_format() {
     let format = |config: &Value| read(config).layer(LAYER).unwrap();
-    let of = |config, blocks| LayerFormat::Fp8(Fp8Format { config, blocks });
+    let of = |config, blocks| {
+        LayerFormat::Fp8(Fp8Format {
+            config,
+            blocks,
+            activations: true,
+        })
+    };
     for fields in [
         json!({}),
         json!({ "fmt": null, "activation_scheme": null }),
@@ -35,7 +41,7 @@ fn fields_say_the_format() {
     );
     // As written by AutoFP8.
     let auto_fp8 = json!({ "quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head", "model.layers.3.mlp.up_proj"] });
-    let rows = "fp8 e4m3 channel";
+    let rows = "fp8 e4m3 channel W8A8";
     expect_layers(
         &read(&auto_fp8),
         &[
@@ -50,7 +56,7 @@ fn fields_say_the_format() {
     expect_layers(
         &read(&fbgemm),
         &[
-            (LAYER, "fbgemm_fp8 e4m3 channel"),
+            (LAYER, "fbgemm_fp8 e4m3 channel W8A8"),
             ("model.layers.0.self_attn.q_proj", "float"),
         ],
     );

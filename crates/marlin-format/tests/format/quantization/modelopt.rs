@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::{changed, changed_at, expect_layers, expect_refused, expect_unsupported, read};
 
 const LAYER: &str = "model.layers.0.mlp.up_proj";
-const FP8: &str = "modelopt fp8 e4m3 channel";
+const FP8: &str = "modelopt fp8 e4m3 channel W8A8";
 const NVFP4: &str = "modelopt nvfp4 e2m1 g16";
 const ALGORITHMS: &str = "`FP8`, `FP8_PER_CHANNEL_PER_TOKEN`, `NVFP4`, `W4A16_NVFP4` or, for the whole config, `MIXED_PRECISION`";
 
@@ -42,6 +42,7 @@ fn both_files_say_the_algorithm() {
     let fp8 = LayerFormat::Fp8(Fp8Format {
         config: Fp8Config::ModelOpt,
         blocks: false,
+        activations: true,
     });
     assert_eq!(read(&in_config()).layer(LAYER).unwrap(), fp8);
     expect_layers(&read(&in_config()), &[(LAYER, FP8), ("lm_head", "float")]);

@@ -81,11 +81,11 @@ impl GemvConfig {
     }
 
     /// Returns the number of chunks of a step along K; a chunk is 64 stored rows. There are too few
-    /// registers for two chunks of 8 bits, of e2m1 in bf16, or of a 2:4 weight in groups smaller
-    /// than 128 or with zero points.
+    /// registers for two chunks of 8 bits, of e2m1 in bf16 and groups of 32, or of a 2:4 weight in
+    /// groups smaller than 128 or with zero points.
     pub(super) fn chunks(&self) -> usize {
         let is_large = self.value.bits() == 8
-            || self.value == WeightValue::E2m1 && self.bf16
+            || self.value == WeightValue::E2m1 && self.group != GroupSize::G16 && self.bf16
             || self.is_sparse() && (self.group != GroupSize::G128 || self.zero_points);
         if is_large { 1 } else { 2 }
     }
@@ -155,6 +155,15 @@ impl GemvConfig {
     /// group.
     pub(super) fn steps_in_group(&self) -> usize {
         self.group.rows(self.step_k()).div_ceil(self.step_k())
+    }
+
+    /// Returns the number of groups of a step whose scales a lane holds.
+    pub(super) fn lane_groups(&self) -> usize {
+        if self.group == GroupSize::G16 {
+            2
+        } else {
+            self.groups_in_step()
+        }
     }
 
     /// Returns the number of groups in a step.

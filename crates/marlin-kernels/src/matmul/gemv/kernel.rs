@@ -1,4 +1,5 @@
 use super::config::{GemvConfig, GemvSizes, THREADS, WARPS};
+use super::groups_of_16;
 use super::input::{RawInput, stage};
 use super::output::{PART, expect_sums, leave_in_first_block, write};
 use super::weight::{WeightAddresses, WeightLoads};
@@ -10,6 +11,7 @@ use crate::ptx::{
 use crate::tile::fragment::{column_scales, column_zeros, dequantize, stored, stored_ones};
 use crate::tile::sizes::NibbleMasks;
 use cubecl::prelude::*;
+use marlin_format::GroupSize;
 
 /// Computes sum = x + residual and out = norm(sum) W + bias, or without a norm out = x W + bias. W
 /// is in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or in
@@ -44,6 +46,7 @@ pub(super) fn gemv<F: Float, N: Size>(
     let barrier = Shared::<[u64]>::new_aligned_slice(1usize, 8usize);
     let barrier = shared_address::<u64>(&barrier);
     expect_sums(barrier, config);
+    let zeros = groups_of_16::zeros(config);
 
     let blocks = comptime!(config.blocks as u32);
     let (place, rank) = (
@@ -69,7 +72,7 @@ pub(super) fn gemv<F: Float, N: Size>(
             loads.load_tile(&weight, tile, config);
         }
         #[unroll]
-        for group in 0..config.groups_in_step() {
+        for group in 0..config.lane_groups() {
             loads.load_group(&weight, step, group, &sizes, config);
         }
     }
@@ -110,8 +113,26 @@ pub(super) fn gemv<F: Float, N: Size>(
         raw.load(x, &residual, &norm, next, &sizes, config);
         loads.set_step(&weight, next, &sizes, config);
         bar_warp_sync();
+        if comptime!(config.group == GroupSize::G16) {
+            groups_of_16::multiply(
+                &mut loads,
+                &weight,
+                matrices,
+                zeros,
+                &mut totals,
+                root,
+                next,
+                more,
+                &sizes,
+                config,
+            );
+        }
         #[unroll]
-        for group in 0..config.groups_in_step() {
+        for group in 0..comptime!(if config.group == GroupSize::G16 {
+            0
+        } else {
+            config.groups_in_step()
+        }) {
             let mut products = Array::<F4>::new(4usize);
             let mut x_sums = F4::new(0.0);
             #[unroll]
@@ -197,6 +218,9 @@ pub(super) fn gemv<F: Float, N: Size>(
         step = next;
     }
 
+    if comptime!(config.group == GroupSize::G16) {
+        groups_of_16::add_lanes(&mut totals);
+    }
     leave_in_first_block(&totals, square, &mut parts, &sums, barrier, rank, config);
     if rank == 0 {
         mbarrier_wait_first_phase_cluster(barrier);

@@ -96,11 +96,10 @@ pub fn takes_format(config: &GemvConfig) -> bool {
         ..
     } = *config;
     if value.is_float() {
-        // Groups of 16 take too many registers: a decode step of Llama 2 7B in NVFP4 on an H200 took
-        // 2.27 ms for one sequence with this kernel, and 2.37 ms for 16 in the tile kernels. e2m1
-        // in f16 spills without a norm.
-        let has_registers = value != WeightValue::E2m1 || bf16 || config.has_norm();
-        return !matches!(group, GroupSize::Channel | GroupSize::G16) && has_registers;
+        // e2m1 in f16 and groups of 32 spills without a norm.
+        let has_registers =
+            value != WeightValue::E2m1 || group == GroupSize::G16 || bf16 || config.has_norm();
+        return group != GroupSize::Channel && has_registers;
     }
     match (sparsity, group) {
         (_, GroupSize::Channel) => false,

@@ -5,7 +5,7 @@ use crate::ptx::{U4, global_address, lane, ld_global_once_4, ld_global_once_8, l
 use crate::tile::fragment::Group;
 use crate::tile::shape::{METADATA_ROWS, TILE_BYTES};
 use cubecl::prelude::*;
-use marlin_format::WeightValue;
+use marlin_format::{GroupSize, WeightValue};
 
 /// The addresses of a weight's tensors, and the position of a lane's part of 64 columns as 32-bit
 /// offsets. The addresses are the same for all threads and so take none of their registers.
@@ -76,7 +76,7 @@ pub(super) struct WeightLoads {
 #[cube]
 impl WeightLoads {
     pub fn new(#[comptime] config: GemvConfig) -> Self {
-        let groups = comptime!(config.groups_in_step());
+        let groups = comptime!(config.lane_groups());
         let nowhere = 0u64.runtime();
         WeightLoads {
             tiles: Array::new(config.loads()),
@@ -172,8 +172,8 @@ impl WeightLoads {
         }
     }
 
-    /// Issues the load of the scales and zero points of group `i` of a step. Beyond K, the last
-    /// group is loaded again.
+    /// Issues the load of the scales and zero points of group `i` of a step; of groups of 16, those
+    /// of a lane's group `i`. Beyond K, the last group is loaded again.
     pub fn load_group(
         &mut self,
         weight: &WeightAddresses,
@@ -182,7 +182,9 @@ impl WeightLoads {
         sizes: &GemvSizes,
         #[comptime] config: GemvConfig,
     ) {
-        let first = if comptime!(config.steps_in_group() > 1) {
+        let first = if comptime!(config.group == GroupSize::G16) {
+            step * comptime!(config.groups_in_step() as u32) + lane() % 4 * 2
+        } else if comptime!(config.steps_in_group() > 1) {
             step / comptime!(config.steps_in_group() as u32)
         } else {
             step * comptime!(config.groups_in_step() as u32)

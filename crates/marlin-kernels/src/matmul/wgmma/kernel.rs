@@ -1,6 +1,6 @@
 use super::pipeline::{PipelineState, fill_ahead, meet_producer, produce};
 use super::producer::{Producer, ProducerAddresses};
-use super::warpgroup;
+use super::{fp8, warpgroup};
 use crate::pdl::{launch_dependents, wait};
 use crate::ptx::{
     F4, bar_warp_sync, cluster_wait, global_address, global_address_mut, setmaxnreg_dec,
@@ -21,7 +21,8 @@ const CONSUMER_REGISTERS: usize = 240;
 
 /// Computes out = x W + bias. W is in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or in
 /// [`SparseLayout`](marlin_format::layout::SparseLayout) if it is 2:4, padded to chunks. x is read
-/// through a tensor map.
+/// through a tensor map. With a tile of e4m3, an element of x is two codes
+/// ([`fp8`](crate::fp8)), and `row_scales` `[M]` has the scales of its rows.
 ///
 /// The product is computed transposed: matrix A holds 64 columns of the weight, and B the rows of
 /// activations of a tile.
@@ -32,6 +33,7 @@ pub(crate) fn matmul<F: Float>(
     metadata: ComptimeOption<&[u32]>,
     scales: &[F],
     zero_points: ComptimeOption<&[u32]>,
+    row_scales: ComptimeOption<&[f32]>,
     bias: ComptimeOption<&[F]>,
     out: &mut [F],
     workspace: &mut [u64],
@@ -119,7 +121,7 @@ pub(crate) fn matmul<F: Float>(
         for i in 0..comptime!(config.tile.sub_tiles() * config.tile.batch_tiles) {
             sums[i] = F4::new(0.0);
         }
-        if comptime!(!config.multiplies_subnormals()) {
+        if comptime!(!config.multiplies_subnormals() && !config.tile.is_fp8()) {
             warpgroup::clear(config);
         }
         // Chunks of the tile along N. If the tile extends beyond N, some warps have no chunk.
@@ -130,27 +132,36 @@ pub(crate) fn matmul<F: Float>(
             comptime!(config.tile.chunks_n() as u32),
         );
         state.agree();
-        for step in part.first..part.end {
-            if comptime!(!config.has_producer()) {
-                producer.share(warp, &source, &sizes, config);
+        if comptime!(config.tile.is_fp8()) {
+            for _ in part.first..part.end {
+                fp8::multiply(&state, warp, &mut sums, config);
+                state.next(config);
+                state.release_last();
             }
-            if comptime!(config.tile.is_sparse()) {
-                warpgroup::multiply_sparse(&state, warp, chunks, &sizes.masks, config);
-            } else {
-                warpgroup::multiply(
-                    &state,
-                    warp,
-                    step,
-                    &part,
-                    ones,
-                    &mut sums,
-                    &sizes.masks,
-                    config,
-                );
+            fp8::scale(&mut sums, &row_scales, &part, &sizes, config);
+        } else {
+            for step in part.first..part.end {
+                if comptime!(!config.has_producer()) {
+                    producer.share(warp, &source, &sizes, config);
+                }
+                if comptime!(config.tile.is_sparse()) {
+                    warpgroup::multiply_sparse(&state, warp, chunks, &sizes.masks, config);
+                } else {
+                    warpgroup::multiply(
+                        &state,
+                        warp,
+                        step,
+                        &part,
+                        ones,
+                        &mut sums,
+                        &sizes.masks,
+                        config,
+                    );
+                }
+                state.next(config);
             }
-            state.next(config);
+            warpgroup::end(&mut sums, config);
         }
-        warpgroup::end(&mut sums, config);
         finish::<F>(
             &sums,
             &mut reduce,

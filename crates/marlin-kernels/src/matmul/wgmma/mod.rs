@@ -27,13 +27,20 @@
 //! | `wgmma` | 530 | 861 | 966 | 878 | 865 | 638 |
 //! | `wgmma.sp` | 839 | 1590 | 1845 | 1741 | 1727 | 960, `mma.sp` |
 //!
+//! With activations in e4m3 (W8A8), a step has 128 rows of K, 128 bytes of a row of activations, and a
+//! sub-tile's sums are added in f32 after each step (`fp8.rs`). Llama 2 7B's gate and up projection
+//! at M = 4096 on an H200 takes 753 us with the rounding of the activations, 965 us in int4, and
+//! 626 us in PyTorch's `_scaled_mm` with scales of rows, without the rounding.
+//!
 //! | file | holds |
 //! |---|---|
 //! | `kernel` | the kernel, from the first copy to the epilogue |
 //! | `pipeline` | stages and barriers |
 //! | `producer` | bulk copies into a stage |
 //! | `warpgroup` | the products of a step |
+//! | `fp8` | the products of a step in e4m3 |
 
+pub(crate) mod fp8;
 mod kernel;
 mod pipeline;
 mod producer;

@@ -159,7 +159,7 @@ impl Producer {
     /// start the copies.
     pub fn expect_bytes(&self, #[comptime] config: Config) {
         let bytes = self.chunks * comptime!((config.tile.warps_k * config.chunk_bytes()) as u32)
-            + comptime!((2 * config.tile.rows() * config.tile.depth()) as u32);
+            + comptime!(config.activation_bytes() as u32);
         mbarrier_arrive_expect_tx(self.state.full, bytes);
     }
 
@@ -190,7 +190,7 @@ impl Producer {
         let chunk = min(chunk_k, sizes.chunks_k - 1);
         if comptime!(operand != Operand::Weight) && part == 0 {
             let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
-            let atoms = comptime!((config.tile.chunk_rows() / ATOM_K) as u32);
+            let atoms = comptime!(config.tile.atoms() as u32);
             #[unroll]
             for atom in 0..atoms {
                 let to = comptime!(config.activations_offset() as u32)

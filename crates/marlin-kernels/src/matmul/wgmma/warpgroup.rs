@@ -25,8 +25,12 @@ use cubecl::prelude::*;
 impl Config {
     /// Returns the number of accumulators of four registers each, in the order of `fragment.rs`.
     /// The accumulators of the products come first; if stored values are multiplied directly, those
-    /// of the activations' sums follow.
+    /// of the activations' sums follow. Products of e4m3 have those of one sub-tile
+    /// ([`fp8`](super::fp8)).
     fn accumulators(&self) -> usize {
+        if self.tile.is_fp8() {
+            return self.tile.batch_tiles;
+        }
         self.tile.batch_tiles * (self.tile.sub_tiles() + usize::from(self.multiplies_subnormals()))
     }
 
@@ -53,7 +57,7 @@ pub(super) fn clear(#[comptime] config: Config) {
 
 /// Reads accumulator `i`.
 #[cube]
-fn accumulator(#[comptime] i: usize) -> F4 {
+pub(super) fn accumulator(#[comptime] i: usize) -> F4 {
     let mut four = F4::new(0.0);
     #[unroll]
     for element in 0..4usize {
@@ -100,7 +104,7 @@ fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
 /// Returns the number of bytes of a row of tiles of words in a stage; a row has the tiles of all
 /// chunks along N.
 #[cube]
-fn words_row(#[comptime] config: Config) -> comptime_type!(u32) {
+pub(super) fn words_row(#[comptime] config: Config) -> comptime_type!(u32) {
     comptime!(config.tile.chunks_n() as u32 * TILE_BYTES as u32)
 }
 
