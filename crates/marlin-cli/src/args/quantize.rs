@@ -50,8 +50,8 @@ pub struct QuantizeArgs {
     #[arg(long, default_value = "g128")]
     pub group: GroupSize,
     /// Quantise to floats, in place of integers of --bits in groups of --group: fp8 (e4m3, a scale
-    /// for each output channel), mxfp4 (e2m1, groups of 32, scales that are powers of two) or nvfp4
-    /// (e2m1, groups of 16).
+    /// for each output channel), fp8-w8a8 (the same, with activations that may be rounded to e4m3),
+    /// mxfp4 (e2m1, groups of 32, scales that are powers of two) or nvfp4 (e2m1, groups of 16).
     #[arg(
         long,
         value_name = "FORMAT",
