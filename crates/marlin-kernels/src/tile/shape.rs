@@ -151,8 +151,7 @@ impl Tile {
         if self.is_fp8() { 1 } else { 2 }
     }
 
-    /// Returns the number of boxes of activations of a chunk, each of [`ATOM_ROW_BYTES`] bytes of
-    /// every row.
+    /// Returns the number of boxes of activations of a chunk, each of 128 bytes of every row.
     pub const fn atoms(&self) -> usize {
         self.chunk_rows() * self.activation_bytes() / ATOM_ROW_BYTES
     }
