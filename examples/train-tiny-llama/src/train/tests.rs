@@ -140,7 +140,7 @@ fn a_pruned_model_recovers_with_its_mask_held() {
     for name in after.names().filter(|name| name.contains("_proj")) {
         let [before, after] = [&before, &after].map(|checkpoint| checkpoint.tensor(name).unwrap());
         assert!(after.is_two_four() && !before.is_two_four(), "{name}");
-        // A value that is zero now was one of the two smallest of its four.
+        // The two smallest of four are zero now. Another value may have become zero in training.
         let (before, after) = (before.to_f32().unwrap(), after.to_f32().unwrap());
         for (before, after) in before.chunks(4).zip(after.chunks(4)) {
             let mut sizes: Vec<f32> = before.iter().map(|value| value.abs()).collect();
@@ -149,7 +149,7 @@ fn a_pruned_model_recovers_with_its_mask_held() {
                 before
                     .iter()
                     .zip(after)
-                    .all(|(before, after)| *after != 0.0 || before.abs() <= sizes[1]),
+                    .all(|(before, after)| *after == 0.0 || before.abs() >= sizes[2]),
                 "{name}"
             );
         }
