@@ -1,5 +1,5 @@
-//! The shared parts of the Marlin kernels, weights of 4 and 8 bits on tensor cores, for NVIDIA cards from
-//! compute capability 8.0 on. Two kernels use them: [`mma_sync`](crate::matmul::mma_sync) and
+//! The shared parts of the Marlin kernels, weights of 4 and 8 bits on tensor cores, for NVIDIA cards
+//! from compute capability 8.0 on. Two kernels use them: [`mma_sync`](crate::matmul::mma_sync) and
 //! [`wgmma`](crate::matmul::wgmma).
 //!
 //! Supported: any M, N and K; integers in groups of 32, 64, 128 or a whole column, symmetric or with
