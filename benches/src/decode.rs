@@ -5,7 +5,9 @@ use crate::kernels::{Rates, rates};
 use crate::record;
 use crate::weights::Weights;
 use burn::tensor::{Device, FloatDType};
+use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
+use marlin_format::{GroupSize, QuantSpec, WeightValue};
 use marlin_lm::{CacheFormat, Engine, Model, ModelConfig, Projection, RequestParams};
 use serde::Serialize;
 use serde_json::json;
@@ -44,6 +46,9 @@ pub struct DecodeArgs {
     /// Keep the KV cache in e4m3; needs --page-size.
     #[arg(long)]
     fp8_cache: bool,
+    /// Round the output head to 4 or 8 bits, groups of 128; without it the head is in f16.
+    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(i64).try_map(WeightValue::try_from))]
+    head: Option<WeightValue>,
     /// Record passes without programmatic dependent launch, so that kernels do not overlap, for
     /// comparison.
     #[arg(long)]
@@ -85,6 +90,9 @@ pub struct StepFigure {
     /// The format of the KV cache, if it is not that of the activations.
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<&'static str>,
+    /// The values of the output head, if they are not f16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    head: Option<String>,
     /// The time from the prompts to the first token of the last sequence, in milliseconds, with
     /// everything compiled. The other sequences decode in the meantime.
     ttft_ms: f64,
@@ -136,8 +144,10 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     marlin_kernels::pdl::record_ordinary_edges(args.ordinary_edges);
     let name = burn_marlin::device::device_name(&device);
     println!(
-        "{name}: {} prompt tokens, f16 activations and head",
-        args.prompt
+        "{name}: {} prompt tokens, f16 activations, {} head",
+        args.prompt,
+        args.head
+            .map_or_else(|| "f16".into(), |value| value.to_string())
     );
     println!(
         "{:16} {:8} {:>5} {:>5} {:>5}  {:>9} {:>11} {:>9} {:>10} {:>8} {:>6}",
@@ -183,10 +193,14 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
                 );
                 continue;
             }
-            let built = Arc::new(
-                Model::random(&config, max_len, FloatDType::F16, format, &device)
-                    .map_err(failed)?,
-            );
+            let mut built = Model::random(&config, max_len, FloatDType::F16, format, &device)
+                .map_err(failed)?;
+            if let Some(value) = args.head {
+                built
+                    .quantize_head(&QuantSpec::new(value, GroupSize::G128))
+                    .map_err(failed)?;
+            }
+            let built = Arc::new(built);
             let bytes = weight_bytes(&built);
             for &batch in &args.batch {
                 let page_sizes = args.page_size.iter();
@@ -203,6 +217,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
                     let is_fp8 = args.fp8_cache && page_size > 0;
                     rows.push(StepFigure {
                         cache: is_fp8.then_some("e4m3"),
+                        head: args.head.map(|value| value.to_string()),
                         ..row
                     });
                     // The record is written after every run, because a run takes minutes.
@@ -388,6 +403,7 @@ fn report(
         new_tokens,
         page_size: (page_size > 0).then_some(page_size),
         cache: None,
+        head: None,
         ttft_ms: times.first * 1e3,
         prefill_tokens_per_second: (batch * prompt_tokens) as f64 / times.first,
         time_per_output_token_ms: times.step * 1e3,

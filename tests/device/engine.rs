@@ -113,7 +113,7 @@ fn long_run(device: &Device) {
         dtype: Some(dtype),
         max_len: Some(max_len),
         with_tokenizer: true,
-        head: None,
+        ..OpenOptions::default()
     };
     let llama =
         LanguageModel::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
@@ -185,7 +185,7 @@ fn open(folder: &Path, device: &Device, dtype: FloatDType) -> LanguageModel {
         dtype: Some(dtype),
         max_len: Some(256),
         with_tokenizer: true,
-        head: None,
+        ..OpenOptions::default()
     };
     LanguageModel::open(folder, device, &options).unwrap_or_else(|error| panic!("{error}"))
 }

@@ -7,8 +7,8 @@ use crate::setup::{Named, trial};
 use half::{bf16, f16};
 use libtest_mimic::Trial;
 use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightValue};
-use marlin_kernels::device::WGMMA_CAPABILITY;
-use marlin_kernels::tile::{self, Launch};
+use marlin_kernels::device::{FP8_CAPABILITY, WGMMA_CAPABILITY};
+use marlin_kernels::tile::{self, Launch, Product, Tile};
 use marlin_kernels::{
     ActivationDtype, Epilogue, EpilogueStage, KernelError, NormOperands,
     Operands as LaunchOperands, Plan, Prologue, PrologueStage, QuantProblem, launch,
@@ -26,38 +26,38 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     for group in WeightValue::E4m3.groups().iter().copied() {
         for dtype in [ActivationDtype::F16, ActivationDtype::BF16] {
             let name = format!("fp8::tiles_agree_with_f64::{group}::{dtype}");
-            tests.push(on_wgmma(device, &name, move |bench| {
+            tests.push(on_fp8(device, &name, move |bench| {
                 tiles(bench, group, dtype, seed)
             }));
             let name = format!("fp8::a_norm_before_agrees_with_f64::{group}::{dtype}");
-            tests.push(on_wgmma(device, &name, move |bench| {
+            tests.push(on_fp8(device, &name, move |bench| {
                 norm(bench, group, dtype, seed)
             }));
         }
     }
-    tests.push(on_wgmma(
+    tests.push(on_fp8(
         device,
         "fp8::rows_that_are_zero_tiny_or_not_finite",
         move |bench| special_rows(bench, seed),
     ));
-    tests.push(on_wgmma(
+    tests.push(on_fp8(
         device,
         "fp8::a_thousand_runs_give_the_same_bits",
         move |bench| repeats(bench, seed),
     ));
-    tests.push(on_wgmma(
+    tests.push(on_fp8(
         device,
         "fp8::wrong_operands_are_refused",
         move |bench| refusals(bench, seed),
     ));
 }
 
-/// Returns a test that passes without a check on cards without `wgmma`, where no plan has a tile of
-/// e4m3.
-fn on_wgmma(device: &Named, name: &str, body: impl FnOnce(&Bench) + Send + 'static) -> Trial {
+/// Returns a test that passes without a check on cards without products of e4m3, where no plan has a
+/// tile of them.
+fn on_fp8(device: &Named, name: &str, body: impl FnOnce(&Bench) + Send + 'static) -> Trial {
     trial(device, name, move |device| {
         let bench = Bench::new(device);
-        if bench.card.capability == WGMMA_CAPABILITY {
+        if bench.card.capability >= FP8_CAPABILITY {
             body(&bench);
         }
     })
@@ -90,8 +90,27 @@ fn fp8_problem(case: &Case) -> QuantProblem {
 fn fp8_launches(problem: &QuantProblem, bench: &Bench) -> Vec<Launch> {
     let mut launches = tile::launches(problem, &bench.card);
     launches.retain(|launch| launch.tile.is_fp8());
+    // The tile of compute capability 8.9, whose products are products of f16 on 9.0. It has as many
+    // columns as a tile of 9.0.
+    let is_possible = |launch: &Launch| launch.tile.columns() == MMA_TILE.columns();
+    if bench.card.capability == WGMMA_CAPABILITY && launches.iter().any(is_possible) {
+        launches.push(Launch {
+            tile: MMA_TILE,
+            blocks: bench.card.multiprocessors,
+        });
+    }
     launches
 }
+
+/// The tile of `mma.sync`, which cards with `wgmma` do not plan.
+const MMA_TILE: Tile = Tile {
+    batch_tiles: 6,
+    warps_n: 4,
+    warps_k: 1,
+    cluster: 1,
+    stages: 2,
+    product: Product::Fp8MmaSync,
+};
 
 fn first_launch(problem: &QuantProblem, bench: &Bench) -> Launch {
     let launches = fp8_launches(problem, bench);
@@ -142,12 +161,15 @@ fn check(what: &str, found: &[u8], expected: &[f64], magnitude: &[f64], case: &C
 
 /// Returns shapes [M, K, N] with rows and columns at the edges of tiles, one chunk along K and
 /// many, and more tiles than blocks.
-const SHAPES: [[usize; 3]; 7] = [
+const SHAPES: [[usize; 3]; 10] = [
     [1, 128, 64],
+    [48, 256, 130],
+    [49, 1024, 640],
     [127, 384, 65],
     [128, 256, 256],
     [129, 1024, 257],
     [300, 128, 1],
+    [256, 512, 192],
     [257, 4096, 328],
     [1300, 384, 1280],
 ];

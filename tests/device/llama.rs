@@ -55,7 +55,7 @@ fn open(dir: &Path, device: &Device, dtype: Option<FloatDType>) -> LanguageModel
         dtype,
         max_len: None,
         with_tokenizer: true,
-        head: None,
+        ..OpenOptions::default()
     };
     LanguageModel::open(dir, device, &options).unwrap_or_else(|error| panic!("{error}"))
 }

@@ -233,7 +233,7 @@ fn shipped(device: &Device) -> Arc<Model> {
         dtype: Some(FloatDType::F16),
         max_len: Some(512),
         with_tokenizer: false,
-        head: None,
+        ..OpenOptions::default()
     };
     LanguageModel::open(&folder, device, &options)
         .unwrap_or_else(|error| panic!("{error}"))

@@ -134,7 +134,7 @@ fn launched_as_planned(device: &Device) {
         dtype: Some(dtype),
         max_len: Some(64),
         with_tokenizer: false,
-        head: None,
+        ..OpenOptions::default()
     };
     let llama =
         LanguageModel::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));

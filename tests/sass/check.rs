@@ -55,7 +55,9 @@ fn outcome<'a>(
     } else {
         kernel::broken(kernel, &compiled)
     };
-    if let (Coverage::SamePtx(twin), Subject::Tile(_)) = (kernel.card.coverage, &kernel.subject) {
+    if let Subject::Tile(config) = &kernel.subject
+        && let Coverage::SamePtx(twin) = kernel.card.coverage_of(&config.tile)
+    {
         match has_ptx_of(source, kernel.card, twin, toolchain) {
             Ok(true) => (),
             Ok(false) => {

@@ -85,7 +85,10 @@ pub fn all(card: Card, whole: bool) -> Result<Vec<Kernel>, String> {
     let mut kernels: Vec<Kernel> = Vec::new();
     let recorded = tiles::recorded(card)?;
     for of_tile in tiles::by_tile(card) {
-        let chosen = match card.coverage {
+        let coverage = of_tile
+            .first()
+            .map_or(card.coverage, |config| card.coverage_of(&config.tile));
+        let chosen = match coverage {
             _ if whole => of_tile,
             Coverage::Pairs => {
                 let chosen = pairs::cover(&of_tile);

@@ -294,7 +294,9 @@ impl Ledger {
 pub fn coverage(card: Card) -> &'static str {
     match card.coverage {
         Coverage::Pairs => "every pair of values of a format",
-        Coverage::SamePtx(_) => "one configuration a tile, with the PTX of another card",
+        Coverage::SamePtx(_) => {
+            "one configuration a tile, with the PTX of another card; every pair of values of a format for products of e4m3"
+        }
         Coverage::One => "one configuration a tile",
     }
 }

@@ -27,6 +27,7 @@ mod toolchain;
 
 use kernel::Kernel;
 use libtest_mimic::Arguments;
+use marlin_kernels::tile::Tile;
 use prove::{Mode, Proof};
 use report::Report;
 use std::path::{Path, PathBuf};
@@ -44,8 +45,19 @@ pub struct Card {
     pub arch: &'static str,
     /// The compute capability, 80 for 8.0.
     pub capability: u32,
-    /// The configurations of a tile that are compiled.
+    /// The configurations of a tile that are compiled; see [`coverage_of`](Self::coverage_of).
     pub coverage: Coverage,
+}
+
+impl Card {
+    /// Returns the coverage of a tile. The card whose PTX is that of another one has products of e4m3,
+    /// which the other one has not.
+    pub fn coverage_of(&self, tile: &Tile) -> Coverage {
+        match self.coverage {
+            Coverage::SamePtx(_) if tile.is_fp8() => Coverage::Pairs,
+            coverage => coverage,
+        }
+    }
 }
 
 /// A choice of the configurations of a tile that are compiled for a card.

@@ -23,7 +23,7 @@ pub struct Counts {
     pub matrix_loads: usize,
     /// `mma.sync.m16n8k16`, or `wgmma.m64nNk16` where N is the tile's rows, in the configuration's
     /// dtype, with f32 sums. For a 2:4 weight, `mma.sp.m16n8k32` or `wgmma.sp.m64nNk32`; for e4m3
-    /// by e4m3, `wgmma.m64nNk32`.
+    /// by e4m3, `mma.sync.m16n8k32` or `wgmma.m64nNk32`.
     pub products: usize,
     /// Waits for `wgmma`.
     pub waits: usize,
@@ -32,8 +32,8 @@ pub struct Counts {
     /// The number of pairs of weights that are converted to floats. A pair of 4 bits takes a
     /// `lop3`: a mask and an or, or only a mask if weights are multiplied as f16 in their stored
     /// form. A pair of 8 bits takes one `prmt`, or two for bf16. A pair of floats takes a mask, or a
-    /// mask and an or. Four codes of a product of e4m3 take one `prmt`, beside logic that is not
-    /// counted.
+    /// mask and an or, or on cards with `wgmma` an instruction from e4m3 to f16. A product of e4m3
+    /// takes the codes as they are.
     pub pairs: usize,
 }
 
@@ -44,9 +44,10 @@ impl Counts {
         let (mnemonic, shape) = match config.tile.product {
             Product::MmaSync => ("HMMA", "16816".to_owned()),
             Product::SparseMmaSync => ("HMMA", "16832".to_owned()),
+            Product::Fp8MmaSync => ("QMMA", "16832".to_owned()),
             Product::Wgmma => ("HGMMA", format!("64x{rows}x16")),
             Product::SparseWgmma => ("HGMMA", format!("64x{rows}x32")),
-            Product::Fp8Wgmma => ("QGMMA", format!("64x{rows}x32")),
+            Product::Fp8Wgmma => ("QGMMA", format!("64x{}x32", fp8_rows(config))),
         };
         let of = |modifiers: &[&str]| {
             let sparse: &[&str] = if config.tile.is_sparse() {
@@ -68,7 +69,7 @@ impl Counts {
         // of floats that are as f16 has them.
         let (magnitude, in_place) = match (config.value, config.bf16) {
             (WeightValue::E4m3, true) => ("0x7f007f0", "none"),
-            (WeightValue::E4m3, false) => ("0x3f803f80", "0xbf80bf80"),
+            (WeightValue::E4m3, false) => ("0x3f803f80", "none"),
             (_, true) => ("0x1c001c0", "none"),
             (_, false) => ("0xe000e00", "0x8e008e00"),
         };
@@ -94,13 +95,21 @@ impl Counts {
                     code.count_mask()
                 }
                 WeightValue::Int4 => code.count_mask_or(magic),
-                WeightValue::E4m3 if config.tile.is_fp8() => 2 * code.count("PRMT", &[]),
+                WeightValue::E4m3 if config.tile.is_fp8() => 0,
+                WeightValue::E4m3 if config.tile.is_wgmma() && !config.bf16 => {
+                    code.count("F2FP", &["F16", "E4M3", "UNPACK_B"])
+                }
                 WeightValue::E2m1 | WeightValue::E4m3 => {
                     code.count_mask_or(magnitude) + code.count_logic_with(in_place)
                 }
             },
         }
     }
+}
+
+/// Returns the rows of activations of a product of e4m3, which has half of a warp's outputs.
+fn fp8_rows(config: &Config) -> usize {
+    config.tile.rows() * config.tile.sub_tiles() / 2
 }
 
 /// Returns messages for uses of local memory, which are not allowed, and the remarks of ptxas.
@@ -196,9 +205,13 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     // `depth` of the activations.
     let (columns, depth) = (tile.columns() / tile.warps_n, tile.depth() / tile.warps_k);
     // A product takes 16 of a warp's columns by 16 stored rows of K, 32 of e4m3; mma.sync multiplies
-    // them by 8 rows of activations, wgmma by all rows of the tile. The loop over steps is not
-    // unrolled.
-    let rows = if tile.is_wgmma() { tile.rows() } else { 8 };
+    // them by 8 rows of activations, wgmma by all rows of the tile, or half of a warp's outputs in
+    // e4m3. The loop over steps is not unrolled.
+    let rows = match tile.product {
+        Product::Fp8Wgmma => fp8_rows(config),
+        Product::Wgmma | Product::SparseWgmma => tile.rows(),
+        _ => 8,
+    };
     let (stored, bits) = (tile.sparsity().stored_rows(depth), config.value.bits());
     let product_rows = if tile.is_fp8() { 32 } else { 16 };
     // One more for all 64 columns if the activations themselves are summed.
@@ -208,31 +221,32 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     rule(
         counts.products == products,
         format!(
-            "{} {} (HMMA, HGMMA) where the tile takes {products}",
+            "{} {} (HMMA, QMMA, HGMMA, QGMMA) where the tile takes {products}",
             counts.products, tile.product
         ),
     );
     // No matrix product has another instruction, shape or accumulator.
-    let all: usize = ["HMMA", "HGMMA", "QGMMA"]
+    let all: usize = ["HMMA", "QMMA", "HGMMA", "QGMMA"]
         .map(|mnemonic| code.count(mnemonic, &[]))
         .iter()
         .sum();
     rule(
         all == counts.products,
         format!(
-            "{all} HMMA, HGMMA and QGMMA of which only {} are in the tile's shape and dtype",
+            "{all} HMMA, QMMA, HGMMA and QGMMA of which only {} are in the tile's shape and dtype",
             counts.products
         ),
     );
     // One wait for each 16 stored rows of K, one for each group with a separate sum, and one at the
-    // end. With e4m3, one for each sub-tile, and one between them. ptxas inserts any further waits between products.
+    // end. With e4m3, one for each half of a warp's outputs. ptxas inserts any further waits between
+    // products.
     let groups = if config.multiplies_subnormals() {
         config.groups_in_chunk()
     } else {
         0
     };
-    let waits = if tile.is_fp8() {
-        columns / 16 + 1
+    let waits = if tile.product == Product::Fp8Wgmma {
+        products / (stored / product_rows)
     } else if tile.is_wgmma() {
         stored / 16 + groups + 1
     } else {
@@ -249,7 +263,7 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     let loads = if tile.is_wgmma() {
         0
     } else {
-        tile.rows() * depth * 2 / 512
+        tile.rows() * depth * tile.activation_bytes() / 512
     };
     rule(
         counts.matrix_loads >= loads,
@@ -259,7 +273,11 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
         ),
     );
     // A lane converts its weights in pairs.
-    let pairs = columns * stored / 32 / 2;
+    let pairs = if tile.is_fp8() {
+        0
+    } else {
+        columns * stored / 32 / 2
+    };
     rule(
         counts.pairs >= pairs,
         format!(
@@ -269,8 +287,8 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     );
     if tile.is_wgmma() {
         // The bulk copies of a row of chunks are four rows of tiles (eight for 8 bits, sixteen for
-        // a chunk of 128 rows), two of metadata, and the scales and zero points of each group. A box of activations is copied
-        // for each 128 bytes of a row. A producer starts all copies of a step. Without a producer, each
+        // a chunk of 128 rows), two of metadata, and the scales and zero points of each group. A box
+        // of activations is copied for each 128 bytes of a row. A producer starts all copies of a step. Without a producer, each
         // warp starts a quarter of the tiles and one of the other copies. The compiler may have
         // unrolled the loop around the copies.
         let groups = if config.group == GroupSize::Channel {

@@ -361,7 +361,7 @@ fn faulty_warpgroups() {
             &(sound.clone() + &line("HMMA.16816.F32.BF16 R4")),
             0,
         ),
-        "HMMA, HGMMA and QGMMA",
+        "HMMA, QMMA, HGMMA and QGMMA",
     );
     one(
         rules(

@@ -4,7 +4,7 @@ use crate::Card;
 use crate::decode::Subject;
 use marlin_format::{GroupSize, WeightValue};
 use marlin_kernels::ActivationDtype::{BF16, F16, F32};
-use marlin_kernels::device::WGMMA_CAPABILITY;
+use marlin_kernels::device::FP8_CAPABILITY;
 use marlin_kernels::matmul::gemv;
 use marlin_kernels::{Epilogue, Prologue};
 use marlin_nn::CacheFormat;
@@ -60,7 +60,7 @@ fn fp8_rows(card: Card) -> Vec<(String, Subject)> {
         (8192, true, BF16),
         (28672, false, F16),
     ];
-    let is_there = card.capability == WGMMA_CAPABILITY;
+    let is_there = card.capability >= FP8_CAPABILITY;
     rows.into_iter().filter(|_| is_there).map(named).collect()
 }
 

@@ -121,6 +121,9 @@ pub struct ModelArgs {
     /// Round a float output head to 4 or 8 bits, groups of 128; without it the head stays as it is.
     #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(i64).try_map(WeightValue::try_from))]
     pub head: Option<WeightValue>,
+    /// Keep activations in their dtype where the checkpoint declares that they are rounded to FP8.
+    #[arg(long)]
+    pub no_fp8_activations: bool,
 }
 
 /// The part of a text that models are measured on.

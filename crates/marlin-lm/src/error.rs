@@ -161,6 +161,11 @@ pub enum ModelError {
         /// The pattern.
         pattern: String,
     },
+    /// A quantised output head in a format of 2:4 layers.
+    #[error(
+        "the form marlin-24 holds 2:4 layers only, and the output head is not pruned; leave the head float, or write the compressed-tensors form"
+    )]
+    DenseHead,
     /// Weights that cannot be read or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

@@ -14,7 +14,7 @@ pub(super) fn while_read(device: &Device) {
         dtype: Some(FloatDType::F32),
         max_len: None,
         with_tokenizer: true,
-        head: None,
+        ..OpenOptions::default()
     };
     let llama =
         LanguageModel::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));

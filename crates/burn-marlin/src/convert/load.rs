@@ -82,7 +82,8 @@ impl WeightQuantizer {
     ) -> Result<(M, Report), LoadError> {
         let mut optional = options.optional()?;
         let checkpoint = Checkpoint::open(path)?;
-        let quantization = Quantization::read(checkpoint.dir())?;
+        let quantization = Quantization::read(checkpoint.dir())?
+            .map(|quantization| quantization.with_fp8_activations(options.fp8_activations()));
         let mut sources = sources(&checkpoint, quantization.as_ref(), options.keys())?;
         let (mut load, mut layers) = (Load::new(&checkpoint), HashMap::new());
         let (mut missing, mut report) = (Vec::new(), Report::default());

@@ -12,10 +12,17 @@ use regex::Regex;
 /// // The head of the model shares the embedding's weight, and the checkpoint holds that once.
 /// let options = LoadOptions::new(KeyRemapper::new()).allow_missing(r"^lm_head\.weight$");
 /// ```
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct LoadOptions {
     keys: KeyRemapper,
     missing: Vec<String>,
+    fp8_activations: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self::new(KeyRemapper::default())
+    }
 }
 
 impl LoadOptions {
@@ -25,6 +32,7 @@ impl LoadOptions {
         Self {
             keys,
             missing: Vec::new(),
+            fp8_activations: true,
         }
     }
 
@@ -35,6 +43,17 @@ impl LoadOptions {
     pub fn allow_missing(mut self, pattern: impl Into<String>) -> Self {
         self.missing.push(pattern.into());
         self
+    }
+
+    /// Keeps activations in their dtype where the checkpoint declares that they are rounded to e4m3
+    /// (W8A8).
+    pub fn without_fp8_activations(mut self) -> Self {
+        self.fp8_activations = false;
+        self
+    }
+
+    pub(super) fn fp8_activations(&self) -> bool {
+        self.fp8_activations
     }
 
     pub(super) fn keys(&self) -> &KeyRemapper {

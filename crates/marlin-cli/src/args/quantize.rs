@@ -118,6 +118,9 @@ pub struct QuantizeArgs {
     /// first pattern that matches a layer applies.
     #[arg(long = "override", value_name = "PATTERN=SETTINGS", value_parser = override_of)]
     pub overrides: Vec<(String, Override)>,
+    /// Round the output head, too, to 4 or 8 bits in groups of 128; without it the head stays float.
+    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(i64).try_map(WeightValue::try_from))]
+    pub head: Option<WeightValue>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

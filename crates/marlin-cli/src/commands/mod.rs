@@ -53,6 +53,7 @@ fn open_model(
         max_len: args.max_len,
         with_tokenizer,
         head,
+        fp8_activations: !args.no_fp8_activations,
     };
     let mut shown = Progress::of_bytes("read");
     let llama = LanguageModel::open_with(&dir, &device, &options, |progress| {

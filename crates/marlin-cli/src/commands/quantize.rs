@@ -5,7 +5,7 @@ use crate::error::CliError;
 use crate::hub;
 use crate::output;
 use crate::progress::Progress;
-use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightFormat};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightFormat};
 use marlin_lm::{
     Calibration, ChatTemplate, FileFormat, Method, ModelConfig, QuantizeOptions, QuantizeReport,
     QuantizedLayer, RowOrder, SampleOptions, Tokenizer, calibration_samples, quantize_folder,
@@ -45,11 +45,15 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     check_method(args)?;
     let dir = hub::folder(&args.dir, &args.hub)?;
     let (exclude, overrides) = (args.exclude.clone(), args.overrides.clone());
+    let head = args
+        .head
+        .map(|value| QuantSpec::new(value, GroupSize::G128).with_scale_dtype(scale_dtype));
     let options = QuantizeOptions {
         format,
         sparsity,
         exclude,
         overrides,
+        head,
         method: method(args, &dir)?,
     };
 

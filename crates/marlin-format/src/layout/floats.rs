@@ -1,4 +1,4 @@
-//! The order of the bits of floats in the words of tensor-core kernels.
+//! The order of the bits of e2m1 in the words of tensor-core kernels.
 
 use crate::WeightValue;
 
@@ -17,49 +17,28 @@ const E2M1: [BitMove; 8] = [
     (0x7000_7000, -12),
 ];
 
-/// The sign, then exponent and mantissa, of bytes 0 and 2, which go to the lower half, and of bytes
-/// 1 and 3, which go to the upper half.
-const E4M3: [BitMove; 8] = [
-    (0x0000_0080, 8),
-    (0x0000_007f, 7),
-    (0x0000_8000, 16),
-    (0x0000_7f00, 15),
-    (0x0080_0000, -9),
-    (0x007f_0000, -16),
-    (0x8000_0000, -1),
-    (0x7f00_0000, -8),
-];
-
-/// Returns the moves of [`scatter_bits`]; none for integers, whose bits stay where they are.
+/// Returns the moves of [`scatter_bits`]; none for integers and e4m3, whose bits stay where they are.
 pub const fn bit_moves(value: WeightValue) -> &'static [BitMove] {
     match value {
-        WeightValue::Int4 | WeightValue::Int8 => &[],
+        WeightValue::Int4 | WeightValue::Int8 | WeightValue::E4m3 => &[],
         WeightValue::E2m1 => &E2M1,
-        WeightValue::E4m3 => &E4M3,
     }
 }
 
-/// Returns a word of floats with its bits in the order of tensor-core kernels; a word of integers as
+/// Returns a word of e2m1 with its bits in the order of tensor-core kernels; a word of other values as
 /// it is. [`gather_bits`] is the inverse.
 ///
 /// A value has a sign `s`, and bits of exponent and mantissa, `x`. In f16, the sign belongs to bit
-/// 15, and `x` to bits 11 to 9 (e2m1) or 13 to 7 (e4m3). In each half of a word, with e2m1 values 0
-/// to 3 from the lowest nibble of the half:
+/// 15, and `x` to bits 11 to 9. In each half of a word, with values 0 to 3 from the lowest nibble of
+/// the half:
 ///
 /// | bits | 15 | 14 | 13 | 12 | 11 to 9 | 8 to 6 | 5 to 3 | 2 to 0 |
 /// |---|---|---|---|---|---|---|---|---|
 /// | hold | `s` 0 | `s` 2 | `s` 3 | `s` 1 | `x` 0 | `x` 1 | `x` 2 | `x` 3 |
 ///
-/// The lower half holds the e4m3 values of bytes 0 and 2 of the word, the upper half those of bytes
-/// 1 and 3:
-///
-/// | bits | 15 | 14 | 13 to 7 | 6 to 0 |
-/// |---|---|---|---|---|
-/// | hold | `s` 0 or 1 | `s` 2 or 3 | `x` 0 or 1 | `x` 2 or 3 |
-///
-/// A mask selects the first value of each half as f16. The same mask selects the second e2m1 value
-/// after a shift by 3 to the left. The others take a shift and a mask for each of their parts, as
-/// all values would in their own order.
+/// A mask selects the first value of each half as f16. The same mask selects the second value after a
+/// shift by 3 to the left. The others take a shift and a mask for each of their parts, as all values
+/// would in their own order.
 pub const fn scatter_bits(word: u32, value: WeightValue) -> u32 {
     let moves = bit_moves(value);
     if moves.is_empty() {
@@ -100,41 +79,26 @@ const fn shifted(word: u32, by: i32) -> u32 {
 mod tests {
     use super::*;
 
-    /// The bits of a word from the highest on, as bits of the word before.
-    fn order(value: WeightValue) -> Vec<u32> {
-        match value {
-            WeightValue::E2m1 => [16, 0]
-                .into_iter()
-                .flat_map(|half| {
-                    let signs = [0, 2, 3, 1].map(|nibble| half + 4 * nibble + 3);
-                    let rest = (0..4).flat_map(move |nibble| {
-                        (0..3).rev().map(move |bit| half + 4 * nibble + bit)
-                    });
-                    signs.into_iter().chain(rest)
-                })
-                .collect(),
-            _ => [1, 0]
-                .into_iter()
-                .flat_map(|byte| {
-                    let bytes = [byte, byte + 2];
-                    let signs = bytes.map(|byte| 8 * byte + 7);
-                    let rest = bytes
-                        .into_iter()
-                        .flat_map(|byte| (0..7).rev().map(move |bit| 8 * byte + bit));
-                    signs.into_iter().chain(rest)
-                })
-                .collect(),
-        }
+    /// The bits of a word of e2m1 from the highest on, as bits of the word before.
+    fn order() -> Vec<u32> {
+        [16, 0]
+            .into_iter()
+            .flat_map(|half| {
+                let signs = [0, 2, 3, 1].map(|nibble| half + 4 * nibble + 3);
+                let rest = (0..4)
+                    .flat_map(move |nibble| (0..3).rev().map(move |bit| half + 4 * nibble + bit));
+                signs.into_iter().chain(rest)
+            })
+            .collect()
     }
 
     #[test]
     fn every_bit_moves_to_the_place_of_the_table() {
-        for value in WeightValue::FLOATS {
-            for (index, from) in order(value).into_iter().enumerate() {
-                let (from, to) = (1 << from, 1 << (31 - index));
-                assert_eq!(scatter_bits(from, value), to, "{value}: {from:#x}");
-                assert_eq!(gather_bits(to, value), from, "{value}: {to:#x}");
-            }
+        let value = WeightValue::E2m1;
+        for (index, from) in order().into_iter().enumerate() {
+            let (from, to) = (1 << from, 1 << (31 - index));
+            assert_eq!(scatter_bits(from, value), to, "{from:#x}");
+            assert_eq!(gather_bits(to, value), from, "{to:#x}");
         }
         for value in WeightValue::ALL {
             for word in [0x0123_4567, 0x89ab_cdef, u32::MAX] {

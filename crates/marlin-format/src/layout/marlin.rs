@@ -57,9 +57,17 @@ const TILE_WORDS: usize = 128;
 /// | 2 | `2t`     | `16j + 8 + groupID` |
 /// | 3 | `2t + 1` | `16j + 8 + groupID` |
 ///
-/// **Floats**, used by kernels only: the nibbles of 4-bit values or the bytes of 8-bit values, with
-/// the bits of each word in [another order](super::scatter_bits). [`index`](Self::index) says the
-/// nibble or byte before.
+/// **e2m1**, used by kernels only: the nibbles of 4-bit values, with the bits of each word in
+/// [another order](super::scatter_bits). [`index`](Self::index) says the nibble before.
+///
+/// **e4m3**, used by kernels only: tiles of 8 bits, two of which, one below the other, cover 16 rows.
+/// Word `j` of a lane holds four rows of one column, `16j + groupID` in the upper tile and `16j + 8 +
+/// groupID` in the lower one. `wgmma` of e4m3 takes such a word as it is; in f16 and bf16, the two
+/// values of a register are 16 bits apart.
+///
+/// | byte | 0 | 1 | 2 | 3 |
+/// |---|---|---|---|---|
+/// | row k of the 16 | `2t` | `2t + 8` | `2t + 1` | `2t + 9` |
 ///
 /// The lanes that hold the first eight columns of the sub-tile, by row and column; the second eight
 /// columns have the same lanes:
@@ -185,22 +193,28 @@ impl MarlinLayout {
 
     /// Returns the index of the value of row `k`, column `n` of the padded weight.
     pub fn index(&self, k: usize, n: usize) -> WordIndex {
-        let tile = (k / self.tile_rows()) * (self.n_padded / TILE_N) + n / TILE_N;
         let (row, column) = (k % 16, n % 16);
+        // A column of e4m3 is in one of the two tiles of 16 rows.
+        let tile_row = match self.bits {
+            WeightValue::E4m3 => 2 * (k / 16) + column / 8,
+            _ => k / self.tile_rows(),
+        };
+        let tile = tile_row * (self.n_padded / TILE_N) + n / TILE_N;
         let sub_tile = n % TILE_N / 16;
         let (group_id, thread_in_group) = (column % 8, row % 8 / 2);
         let lane = 4 * group_id + thread_in_group;
-        let slot = match self.bits.bits() {
+        let slot = match self.bits {
             // The pair (b0, b1) or (b2, b3) of the first or second fragment; its second value lies
             // four nibbles up.
-            4 => {
+            WeightValue::Int4 | WeightValue::E2m1 => {
                 (if self.rows_first {
                     2 * (column / 8) + row / 8
                 } else {
                     2 * (row / 8) + column / 8
                 }) + 4 * (row % 2)
             }
-            _ => 2 * (column / 8) + row % 2,
+            WeightValue::Int8 => 2 * (column / 8) + row % 2,
+            WeightValue::E4m3 => 2 * (row % 2) + row / 8,
         };
         WordIndex {
             word: tile * TILE_WORDS + 4 * lane + sub_tile,

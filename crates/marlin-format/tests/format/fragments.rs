@@ -182,9 +182,13 @@ fn a_value(
 ) -> u8 {
     let word =
         |tile_row: usize| words[(tile_row * columns + tile_column) * 128 + 4 * lane + sub_tile];
-    match bits.bits() {
-        4 => (word(step) >> (4 * [0, 4, 1, 5, 2, 6, 3, 7][i]) & 15) as u8,
-        _ => (word(2 * step + i / 4) >> (8 * (i % 4)) & 255) as u8,
+    match bits {
+        WeightValue::Int4 | WeightValue::E2m1 => {
+            (word(step) >> (4 * [0, 4, 1, 5, 2, 6, 3, 7][i]) & 15) as u8
+        }
+        WeightValue::Int8 => (word(2 * step + i / 4) >> (8 * (i % 4)) & 255) as u8,
+        // A word is a column: rows 2t and 2t + 1 in bytes 0 and 2, those 8 further on in 1 and 3.
+        WeightValue::E4m3 => (word(2 * step + i / 2 % 2) >> (8 * (i % 2 * 2 + i / 4)) & 255) as u8,
     }
 }
 

@@ -25,6 +25,8 @@ pub const MIN_CAPABILITY: u32 = 80;
 
 /// The only compute capability with `wgmma`: later cards do not have it.
 pub const WGMMA_CAPABILITY: u32 = 90;
+/// The first compute capability with products of e4m3 and conversions to it (8.9).
+pub const FP8_CAPABILITY: u32 = 89;
 
 /// The first compute capability with clusters of thread blocks.
 pub const CLUSTER_CAPABILITY: u32 = 90;

@@ -122,8 +122,8 @@ pub(super) fn quantize_rows<F: Float>(
                     t,
                     cvt_e4m3x4(
                         first.extract(comptime!(2 * t)),
-                        first.extract(comptime!(2 * t + 1)),
                         second.extract(comptime!(2 * t)),
+                        first.extract(comptime!(2 * t + 1)),
                         second.extract(comptime!(2 * t + 1)),
                     ),
                 );

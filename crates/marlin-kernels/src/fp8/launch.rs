@@ -31,20 +31,7 @@ pub(crate) fn quantize(
         has_norm: norm.is_some(),
     };
     let epsilon = norm.as_ref().map_or(0.0, |norm| norm.epsilon);
-    let [residual, norm, sum] = match norm {
-        Some(NormOperands {
-            residual,
-            weight,
-            sum,
-            ..
-        }) => {
-            expect_length(problem, "residual", m * k, residual.len())?;
-            expect_length(problem, "norm weight", k, weight.len())?;
-            expect_length(problem, "sum", m * k, sum.len())?;
-            [residual, weight, sum].map(Some)
-        }
-        None => [(); 3].map(|()| None),
-    };
+    let [residual, norm, sum] = NormOperands::arguments(norm, problem)?;
     let (codes, scales) = (client.empty(m * k), client.empty(m * size_of::<f32>()));
     // SAFETY: the buffers were allocated for these elements.
     let [scales_out, scales] =

@@ -122,6 +122,7 @@ pub(super) fn launch(
                 weight.metadata.into(),
                 weight.scales,
                 weight.zero_points.into(),
+                row_scales.into(),
                 bias.into(),
                 out,
                 workspace,

@@ -6,6 +6,7 @@ mod marlin;
 
 use crate::matmul::{gemv, portable};
 use crate::plan::{EpilogueStage, PrologueStage};
+use crate::problem::expect_length;
 use crate::tile::operands::expect_operands;
 use crate::tile::row_length;
 use crate::{Epilogue, Kernel, KernelError, Plan, QuantProblem, Target, repack};
@@ -46,6 +47,37 @@ pub struct NormOperands {
     pub sum: BufferArg,
     /// The constant that is added to the mean square.
     pub epsilon: f32,
+}
+
+impl NormOperands {
+    /// Returns the residual stream, the norm's weight and the sum as optional arguments of a kernel;
+    /// without a norm, none.
+    ///
+    /// # Errors
+    /// [`KernelError::Length`] for a buffer of the wrong length.
+    pub(crate) fn arguments(
+        norm: Option<Self>,
+        problem: &QuantProblem,
+    ) -> Result<[Option<BufferArg>; 3], KernelError> {
+        let Some(Self {
+            residual,
+            weight,
+            sum,
+            ..
+        }) = norm
+        else {
+            return Ok([None, None, None]);
+        };
+        let (stream, features) = (problem.m * problem.k(), problem.k());
+        for (operand, buffer, length) in [
+            ("residual", &residual, stream),
+            ("norm weight", &weight, features),
+            ("sum", &sum, stream),
+        ] {
+            expect_length(problem, operand, length, buffer.len())?;
+        }
+        Ok([residual, weight, sum].map(Some))
+    }
 }
 
 /// Launches the kernels that the [`plan`](crate::plan) of a problem chose.

@@ -117,8 +117,8 @@ fn sparse_tensor_cores_take_two_of_four_and_other_devices_hold_all() {
     }
 }
 
-/// Activations in e4m3 are for many rows on compute capability 9.0, and a norm before them is computed
-/// where they are rounded. Elsewhere the activations are multiplied as they are.
+/// Activations in e4m3 are for many rows from compute capability 8.9 on, and a norm before them is
+/// computed where they are rounded. Elsewhere the activations are multiplied as they are.
 #[test]
 fn many_rows_are_rounded_to_e4m3_where_the_weight_allows_it() {
     let spec = QuantSpec::fp8().with_scale_dtype(ScaleDtype::F16);
@@ -130,12 +130,17 @@ fn many_rows_are_rounded_to_e4m3_where_the_weight_allows_it() {
         card: Some(Card::assumed(90, 132, 227 * 1024)),
         ..on(Runtime::Cuda)
     };
-    for group in [GroupSize::Channel, GroupSize::G128] {
+    for (group, target) in [
+        (GroupSize::Channel, h200),
+        (GroupSize::G128, h200),
+        (GroupSize::Channel, cuda(89)),
+        (GroupSize::G128, cuda(120)),
+    ] {
         let many = of(4096, rounded.with_group(group)).with_prologue(Prologue::AddRmsNorm);
-        let found = plan(many, &h200);
+        let found = plan(many, &target);
         assert!(
             is_fp8(&found) && found.prologue == PrologueStage::InKernel,
-            "{many}: {found}"
+            "{many} on {target:?}: {found}"
         );
     }
     let mut short = of(4096, rounded);
@@ -144,7 +149,9 @@ fn many_rows_are_rounded_to_e4m3_where_the_weight_allows_it() {
         (of(1, rounded), h200),
         (of(16, rounded), h200),
         (of(4096, spec), h200),
-        (of(4096, rounded), cuda(89)),
+        (of(1, rounded), cuda(89)),
+        (of(16, rounded), cuda(89)),
+        (of(4096, rounded), cuda(86)),
         (short, h200),
     ] {
         let found = plan(problem, &target);

@@ -49,6 +49,19 @@ pub fn mma_sp_m16n8k32(
     read::<F4>(d)
 }
 
+/// `mma.sync.m16n8k32` of e4m3: multiplies like [`mma_m16n8k16`], with 32 values of K, one byte each;
+/// from compute capability 8.9 on.
+#[cube]
+pub fn mma_e4m3_m16n8k32(a: U4, b0: u32, b1: u32, c: F4) -> F4 {
+    let d: F4;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {d}, {a}, {{{b0}, {b1}}}, {c};",
+        d = out(_) d, a = in(_) read::<U4>(a), b0 = in(_) read::<u32>(b0), b1 = in(_) read::<u32>(b1), c = in(_) read::<F4>(c),
+        options(pure, nomem)
+    );
+    read::<F4>(d)
+}
+
 /// `mma.sync.m16n8k16`: multiplies f16 or (`bf16`) bf16 fragments, with f32 accumulators.
 #[cube]
 pub fn mma_m16n8k16(a: U4, b0: u32, b1: u32, c: F4, #[comptime] bf16: bool) -> F4 {

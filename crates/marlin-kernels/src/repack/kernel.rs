@@ -13,7 +13,8 @@ const TILE_WORDS: u32 = 128;
 ///
 /// With 4 bits, the eight weights of a word are pairs of rows from four plain words: rows `2t` and
 /// `2t + 1` of rows 0 to 7 and of rows 8 to 15, in two columns. With 8 bits, the four weights of a
-/// word are one pair of rows, half of a plain word, in two columns.
+/// word are one pair of rows, half of a plain word, in two columns; those of a word of e4m3 are two
+/// pairs of rows, 8 rows apart, in one column.
 #[cube(launch)]
 pub(super) fn words(
     plain: &[u32],
@@ -50,6 +51,20 @@ pub(super) fn words(
             word |= ((two & 15u32) << comptime!(4 * pair))
                 | (((two >> 4u32) & 15u32) << comptime!(4 * pair + 16));
         }
+    } else if comptime!(value == WeightValue::E4m3) {
+        let column = column + tile / tiles_n % 2 * 8;
+        let row = row / 4 * 4 + lane % 4 / 2;
+        let shift = lane % 2 * 16;
+        #[unroll]
+        for pair in 0..2u32 {
+            let row = row + comptime!(2 * pair);
+            let mut two = comptime!(padding & 0xffff).runtime();
+            if row < plain_rows && column < plain_columns {
+                two = (plain[(row * plain_columns + column) as usize] >> shift) & 0xffffu32;
+            }
+            // The first pair is in bytes 0 and 2, the second one in bytes 1 and 3.
+            word |= ((two & 255u32) | (two >> 8u32) << 16u32) << comptime!(8 * pair);
+        }
     } else {
         let row = row + lane % 4 / 2;
         let shift = lane % 2 * 16;
@@ -67,7 +82,7 @@ pub(super) fn words(
     out[ABSOLUTE_POS] = word;
 }
 
-/// Moves the bits of the floats of a word to their order in the tile layout
+/// Moves the bits of the values of a word to their order in the tile layout
 /// ([`scatter_bits`](marlin_format::layout::scatter_bits)).
 #[cube]
 fn scattered(word: u32, #[comptime] value: WeightValue) -> u32 {
@@ -85,7 +100,7 @@ fn scattered(word: u32, #[comptime] value: WeightValue) -> u32 {
     }
 }
 
-/// Moves the bits of the floats of a word of the tile layout back to nibbles or bytes
+/// Moves the bits of the values of a word of the tile layout back to nibbles or bytes
 /// ([`gather_bits`](marlin_format::layout::gather_bits)).
 #[cube]
 fn gathered(word: u32, #[comptime] value: WeightValue) -> u32 {
@@ -119,7 +134,12 @@ pub(super) fn plain_words(
     }
     let row = ABSOLUTE_POS as u32 / plain_columns;
     let column = ABSOLUTE_POS as u32 % plain_columns;
-    let tile = row / 2 * tiles_n + column / TILE_N;
+    let tile_row = if comptime!(value == WeightValue::E4m3) {
+        row / 4 * 2 + column % 16 / 8
+    } else {
+        row / 2
+    };
+    let tile = tile_row * tiles_n + column / TILE_N;
     // The index of the tile's word of lane `4 (column % 8)` and the column's sub-tile.
     let first = tile * TILE_WORDS + column % 8 * 16 + column % TILE_N / 16;
 
@@ -130,6 +150,14 @@ pub(super) fn plain_words(
         for t in 0..4u32 {
             let four = gathered(tiles[(first + comptime!(4 * t)) as usize], value) >> shift;
             word |= ((four & 15u32) | ((four >> 16u32) & 15u32) << 4u32) << comptime!(8 * t);
+        }
+    } else if comptime!(value == WeightValue::E4m3) {
+        let shift = row % 4 / 2 * 8;
+        #[unroll]
+        for t in 0..2u32 {
+            let index = first + row % 2 * 8 + comptime!(4 * t);
+            let two = tiles[index as usize] >> shift;
+            word |= ((two & 255u32) | ((two >> 16u32) & 255u32) << 8u32) << comptime!(16 * t);
         }
     } else {
         let shift = column % 16 / 8 * 16;

@@ -3,7 +3,7 @@
 use super::config::Config;
 use super::shape::{Product, Tile};
 use crate::Epilogue;
-use crate::device::WGMMA_CAPABILITY;
+use crate::device::{FP8_CAPABILITY, WGMMA_CAPABILITY};
 use marlin_format::{GroupSize, Sparsity, WeightValue, ZeroPoint};
 
 /// The candidate tiles for weights of 4 bits, each with the nanoseconds that one chunk takes on an
@@ -63,7 +63,7 @@ const NIBBLE_TILES: [(Tile, u32); 45] = [
 /// The candidate tiles for weights of 8 bits, each with the nanoseconds of a chunk's products
 /// alone. With few rows, reading the chunk's bytes takes longer; `cost.rs` computes that time from
 /// the memory bandwidth.
-const BYTE_TILES: [(Tile, u32); 20] = [
+const BYTE_TILES: [(Tile, u32); 22] = [
     (tile(1, 1, 8), 72),
     (tile(1, 2, 4), 90),
     (tile(2, 2, 4), 99),
@@ -74,8 +74,13 @@ const BYTE_TILES: [(Tile, u32); 20] = [
     (wgmma(8, 4, 1), 151),
     (wgmma(16, 4, 2), 195),
     (wgmma(16, 8, 1), 200),
-    // A chunk of 128 rows of K, with which 4096 rows took 742 us for Llama 2 7B's gate and up.
-    (fp8(16, 8, 1), 270),
+    // A chunk of 128 rows of K: 4096 rows took 345 us for Llama 2 7B's qkv with both.
+    (fp8_wgmma(16, 8, 1), 220),
+    (fp8_wgmma(32, 8, 1), 430),
+    // This tile is for compute capability 8.9. Its time was not measured: a chunk of 64 rows of K takes
+    // the 64 rows of activations of the tile below 211 ns, and the tensor cores multiply twice as many
+    // e4m3 at a time.
+    (fp8_mma(6, 4, 1), 160),
     (sparse(1, 1, 8), 97),
     // This tile is for the 99 KB of shared memory of compute capability 8.6 and 8.9. Its time was
     // not measured.
@@ -133,8 +138,16 @@ const fn sparse_wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Til
     }
 }
 
+/// Creates a tile of `mma.sync` of e4m3 with 0 stages.
+const fn fp8_mma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
+    Tile {
+        product: Product::Fp8MmaSync,
+        ..tile(batch_tiles, warps_n, warps_k)
+    }
+}
+
 /// Creates a tile of `wgmma` of e4m3 with 0 stages.
-const fn fp8(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
+const fn fp8_wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     Tile {
         product: Product::Fp8Wgmma,
         ..tile(batch_tiles, warps_n, warps_k)
@@ -176,6 +189,11 @@ fn tiles(capability: u32, value: WeightValue) -> impl Iterator<Item = Tile> {
         .iter()
         .map(|&(tile, _)| tile)
         .filter(move |tile| capability == WGMMA_CAPABILITY || !tile.is_wgmma())
+        .filter(move |tile| match tile.product {
+            // Compute capability 9.0 has these products of e4m3 as products of f16 only.
+            Product::Fp8MmaSync => capability >= FP8_CAPABILITY && capability != WGMMA_CAPABILITY,
+            _ => true,
+        })
 }
 
 /// Returns configurations of every tile that a card of compute capability `capability` can run, in

@@ -74,7 +74,8 @@ impl Config {
 
     /// Returns the conversion of the weight's values to the dtype of the activations.
     pub(crate) const fn conversion(&self) -> Conversion {
-        Conversion::new(self.value, self.bf16)
+        // Cards with `wgmma` have the instruction from e4m3.
+        Conversion::new(self.value, self.bf16, self.tile.is_wgmma())
     }
 
     /// Threads of a block.
@@ -130,7 +131,7 @@ impl Config {
             // them. `wgmma.sp` always adds to its accumulators.
             (_, Product::SparseWgmma) => 0,
             // Sums are added up outside the tensor cores every 128 rows of K in any case.
-            (_, Product::Fp8Wgmma) => usize::MAX,
+            (_, Product::Fp8MmaSync | Product::Fp8Wgmma) => usize::MAX,
             (_, Product::Wgmma) if self.value != WeightValue::Int4 => 0,
             (1, Product::Wgmma) => 2,
             (_, Product::MmaSync) if self.value == WeightValue::E2m1 => 2,
@@ -160,7 +161,7 @@ impl Config {
     /// power of two that makes them the numbers. Sums of bf16 would leave the range of f32, and
     /// scales would leave that of f16.
     pub(crate) fn lifts_sums(&self) -> bool {
-        self.value.is_float()
+        self.conversion().needs_lift()
             && !self.tile.is_fp8()
             && !self.bf16
             && (self.scales_sums() || !self.grouped())

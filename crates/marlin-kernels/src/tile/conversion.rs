@@ -23,13 +23,16 @@ pub(crate) enum Conversion {
     E2m1ToBf16,
     /// e4m3 to f16: the bits of a code in f16 are the number divided by 2^8.
     E4m3ToF16,
+    /// e4m3 to f16 by the instruction of newer cards, which gives the number.
+    E4m3ToF16ByCvt,
     /// e4m3 to bf16: the bits of a code in bf16 are the number divided by 2^120.
     E4m3ToBf16,
 }
 
 impl Conversion {
-    /// Returns the conversion of a kind of values to bf16, or to f16.
-    pub const fn new(value: WeightValue, bf16: bool) -> Self {
+    /// Returns the conversion of a kind of values to bf16, or to f16; `has_cvt` is true on cards that
+    /// have an instruction from e4m3.
+    pub const fn new(value: WeightValue, bf16: bool, has_cvt: bool) -> Self {
         match (value, bf16) {
             (WeightValue::Int4, false) => Self::Int4ToF16,
             (WeightValue::Int4, true) => Self::Int4ToBf16,
@@ -37,20 +40,27 @@ impl Conversion {
             (WeightValue::Int8, true) => Self::Int8ToBf16,
             (WeightValue::E2m1, false) => Self::E2m1ToF16,
             (WeightValue::E2m1, true) => Self::E2m1ToBf16,
+            (WeightValue::E4m3, false) if has_cvt => Self::E4m3ToF16ByCvt,
             (WeightValue::E4m3, false) => Self::E4m3ToF16,
             (WeightValue::E4m3, true) => Self::E4m3ToBf16,
         }
     }
 
+    /// Returns true if converted floats have yet to be multiplied by a power of two
+    /// ([`lift`](Self::lift)).
+    pub const fn needs_lift(self) -> bool {
+        self.lift() != 0x3c00_3c00 && self.lift() != 0x3f80_3f80
+    }
+
     /// Returns the pair of powers of two that multiplies the bits of floats to their numbers; a
-    /// pair of ones for integers.
+    /// pair of ones for integers and numbers.
     pub const fn lift(self) -> u32 {
         match self {
             Self::E2m1ToF16 => 0x7400_7400,
             Self::E2m1ToBf16 => 0x7e80_7e80,
             Self::E4m3ToF16 => 0x5c00_5c00,
             Self::E4m3ToBf16 => 0x7b80_7b80,
-            Self::Int4ToF16 | Self::Int8ToF16 => 0x3c00_3c00,
+            Self::Int4ToF16 | Self::Int8ToF16 | Self::E4m3ToF16ByCvt => 0x3c00_3c00,
             Self::Int4ToBf16 | Self::Int8ToBf16 => 0x3f80_3f80,
         }
     }

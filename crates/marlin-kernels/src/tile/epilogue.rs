@@ -4,13 +4,13 @@
 use super::cluster::Receiver;
 use super::config::Config;
 use super::exchange;
+use super::fp8;
 use super::fragment::stored_units;
 use super::outputs::{has_output, output, sync_consumers};
 use super::runs::{read_runs, write_runs};
 use super::shape::CHUNK_N;
 use super::sizes::TileSizes;
 use super::stripe::{TilePart, stripe_start, tile_place};
-use crate::matmul::wgmma::fp8::sub_tile;
 use crate::ptx::{F4, ex2_approx, lane, rcp_approx};
 use cubecl::prelude::*;
 
@@ -187,7 +187,7 @@ fn add_along_k(
         for j in 0..config.tile.sub_tiles() {
             let sum = sums[comptime!(j * config.batch_tiles_each() + batch_tile)];
             let at = if comptime!(config.tile.is_fp8()) {
-                own + sub_tile(warp_n, j) * 16 + buffer
+                own + fp8::sub_tile(warp_n, j, config.tile) * 16 + buffer
             } else {
                 own + comptime!(16 * j as u32 + buffer)
             };
@@ -224,12 +224,12 @@ fn add_along_k(
     }
 }
 
-/// Returns the first column of a tile whose sums a warp has; with e4m3, that of the chunk that two
-/// warps share.
+/// Returns the first column of a tile whose sums a warp has; with e4m3, that of the chunk that a warp
+/// shares with others.
 #[cube]
 fn first_column(warp_n: u32, #[comptime] config: Config) -> u32 {
     if comptime!(config.tile.is_fp8()) {
-        warp_n / 2 * comptime!(CHUNK_N as u32)
+        fp8::chunk(warp_n, config.tile) * comptime!(CHUNK_N as u32)
     } else {
         warp_n * comptime!(16 * config.tile.sub_tiles() as u32)
     }

@@ -17,9 +17,8 @@
 //! ([`Config::lifts_sums`]).
 
 use super::config::Config;
-#[cfg(doc)]
 use super::conversion::Conversion;
-use crate::ptx::{and_here, fma_bf16x2, lop3_and_or, lop3_select, mul_f16x2, prmt};
+use crate::ptx::{cvt_f16x2_e4m3, fma_bf16x2, lop3_and_or, mul_f16x2, prmt};
 use cubecl::prelude::*;
 
 /// Returns the numbers of two e2m1 values of a word, nibbles `nibble` and `nibble + 4` before
@@ -48,27 +47,6 @@ pub(super) fn e2m1_pair(word: u32, #[comptime] nibble: u32, #[comptime] config: 
     lifted(pair, config)
 }
 
-/// Returns the e4m3 codes of two words, in the order of fragment A of a product of e4m3: the bytes of
-/// the first number are the first value of the lower and upper half of `first`, then of `second`,
-/// those of the second number the second values. 7 instructions.
-///
-/// [`scatter_bits`](marlin_format::layout::scatter_bits) moved the bits of a half:
-///
-/// | bits | 15 | 14 | 13 to 7 | 6 to 0 |
-/// |---|---|---|---|---|
-/// | hold | sign of the first | sign of the second | the rest of the first | the rest of the second |
-#[cube]
-pub(crate) fn e4m3_codes(first: u32, second: u32) -> (u32, u32) {
-    let upper = prmt(first, second, 0x7531u32);
-    let lower = prmt(first, second, 0x6420u32);
-    let shifted = upper << 1u32;
-    let low = lop3_select(upper, shifted, 0x8080_8080u32);
-    (
-        lop3_select(low, lower >> 7u32, 0xfefe_fefeu32),
-        lop3_select(shifted, lower, 0x8080_8080u32),
-    )
-}
-
 /// Shifts a word left by `by` bits, or right if `by` is negative.
 #[cube]
 pub(crate) fn shifted(word: u32, #[comptime] by: i32) -> u32 {
@@ -79,30 +57,34 @@ pub(crate) fn shifted(word: u32, #[comptime] by: i32) -> u32 {
     }
 }
 
-/// Returns the numbers of two e4m3 values of a word, bytes 0 and 1 or (`second`) bytes 2 and 3 before
-/// [`scatter_bits`](marlin_format::layout::scatter_bits) moved their bits: 1 and 4 instructions for
-/// the two pairs in f16, 3 and 4 in bf16, and one to lift each pair.
+/// Returns the numbers of two e4m3 values of a word, bytes 0 and 2 or (`upper`) bytes 1 and 3: 4 and 3
+/// instructions for the two pairs, and one to lift each pair. With an instruction from e4m3, one for
+/// each pair and one for both.
 #[cube]
-pub(super) fn e4m3_pair(word: u32, #[comptime] second: bool, #[comptime] config: Config) -> u32 {
-    let stays = comptime!(stays(&config));
-    let pair = if comptime!(!config.bf16 && !second) {
-        // Sign, exponent and mantissa are where f16 has them.
-        if comptime!(stays) {
-            and_here(word, 0xbf80_bf80u32.runtime())
-        } else {
-            word & 0xbf80_bf80u32
-        }
+pub(super) fn e4m3_pair(word: u32, #[comptime] upper: bool, #[comptime] config: Config) -> u32 {
+    if comptime!(config.conversion() == Conversion::E4m3ToF16ByCvt) {
+        let pairs = prmt(word, word, 0x3120u32);
+        cvt_f16x2_e4m3(pairs, upper)
     } else {
-        // The distance to the lowest bit of f16, or of bf16.
-        let (by, mask) = comptime!(match (config.bf16, second) {
-            (false, _) => (7i32, 0x3f80_3f80u32),
-            (true, false) => (-3, 0x07f0_07f0),
-            (true, true) => (4, 0x07f0_07f0),
-        });
-        let sign = (word << comptime!(u32::from(second))) & 0x8000_8000u32;
-        lop3_and_or(shifted(word, by), mask, sign, stays)
-    };
-    lifted(pair, config)
+        e4m3_pair_by_masks(word, upper, config)
+    }
+}
+
+/// Returns a pair as [`e4m3_pair`] does, by shifts and masks.
+#[cube]
+fn e4m3_pair_by_masks(word: u32, #[comptime] upper: bool, #[comptime] config: Config) -> u32 {
+    // The distance to the lowest bit of f16, or of bf16.
+    let (by, mask) = comptime!(match (config.bf16, upper) {
+        (false, true) => (-1i32, 0x3f80_3f80u32),
+        (false, false) => (7, 0x3f80_3f80),
+        (true, true) => (-4, 0x07f0_07f0),
+        (true, false) => (4, 0x07f0_07f0),
+    });
+    let sign = shifted(word, comptime!(if upper { 0i32 } else { 8 })) & 0x8000_8000u32;
+    lifted(
+        lop3_and_or(shifted(word, by), mask, sign, comptime!(stays(&config))),
+        config,
+    )
 }
 
 /// Returns true if the compiler must not move the last instruction of a pair beyond the
@@ -115,7 +97,7 @@ fn stays(config: &Config) -> bool {
 #[cube]
 fn lifted(pair: u32, #[comptime] config: Config) -> u32 {
     let lift = comptime!(config.conversion().lift());
-    if comptime!(config.lifts_sums()) {
+    if comptime!(config.lifts_sums() || !config.conversion().needs_lift()) {
         pair
     } else if comptime!(config.bf16) {
         // Adding -0 changes no product, including -0.

@@ -101,8 +101,9 @@ pub(crate) fn load_words(
     }
 }
 
-/// Returns a lane's words of sub-tile `j` in the first and in the last tile of a step. With 4 bits
-/// a step has one tile, so both words are the same.
+/// Returns a lane's words of sub-tile `j` in the first and in the last tile of a step: of 8-bit
+/// integers, the first and the last rows, of e4m3, the first and the last columns. With 4 bits a step
+/// has one tile, so both words are the same.
 #[cube]
 pub(crate) fn sub_tile(
     sets: &Array<U4>,
@@ -291,17 +292,10 @@ pub(crate) fn dequantize(
                 e2m1_pair(words.0, comptime!(2 * half as u32), config),
                 e2m1_pair(words.0, comptime!(2 * half as u32 + 1), config),
             ),
-            Conversion::E4m3ToF16 | Conversion::E4m3ToBf16 => {
-                let word = if comptime!(half == 0) {
-                    words.0
-                } else {
-                    words.1
-                };
-                (
-                    e4m3_pair(word, false, config),
-                    e4m3_pair(word, true, config),
-                )
-            }
+            Conversion::E4m3ToF16 | Conversion::E4m3ToF16ByCvt | Conversion::E4m3ToBf16 => (
+                e4m3_pair(words.0, comptime!(half == 1), config),
+                e4m3_pair(words.1, comptime!(half == 1), config),
+            ),
         };
         let (low, high) = if comptime!(config.grouped() && !config.scales_sums()) {
             let pair = group.scales.extract(j);

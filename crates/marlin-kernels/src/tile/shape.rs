@@ -2,8 +2,8 @@ use marlin_format::Sparsity;
 use std::fmt;
 
 /// The number of stored rows of K in a chunk. A chunk, 64 stored rows by 64 columns, is the part of
-/// the weight that one warp (two warps with 128 rows of activations) multiplies in one stage. A 2:4
-/// weight stores 64 of 128 rows.
+/// the weight that one warp (two with 128 rows of activations, four with 256) multiplies in one
+/// stage. A 2:4 weight stores 64 of 128 rows.
 pub(crate) const CHUNK_K: usize = 64;
 /// The number of columns of a chunk, equal to the columns of a tile of
 /// [`MarlinLayout`](marlin_format::layout::MarlinLayout).
@@ -32,8 +32,8 @@ pub(crate) const REDUCE_PADDING: usize = 4;
 /// A block computes a tile of `8 * batch_tiles` rows of activations by `64 * warps_n` columns, in
 /// steps of `64 * warps_k` stored rows of K. Warp `w` multiplies 64 columns, the run with the index
 /// `w % warps_n`, and 64 stored rows of each step, the run with the index `w / warps_n`. With 128
-/// rows of activations, a warp has registers for the sums of only 32 columns, half a chunk: see
-/// [`sub_tiles`](Self::sub_tiles).
+/// rows of activations, a warp has registers for the sums of only 32 columns, half a chunk, and with
+/// 256 for those of 16: see [`sub_tiles`](Self::sub_tiles).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tile {
     /// The number of n8 tiles, each of eight rows of activations: 1, or an even number.
@@ -64,7 +64,10 @@ pub enum Product {
     SparseMmaSync,
     /// `wgmma.sp`: like `wgmma`, for a 2:4 weight.
     SparseWgmma,
-    /// `wgmma` with weights and activations in e4m3 (W8A8).
+    /// `mma.sync` with weights and activations in e4m3 (W8A8). Cards support it from compute
+    /// capability 8.9 on.
+    Fp8MmaSync,
+    /// `wgmma` with weights and activations in e4m3.
     Fp8Wgmma,
 }
 
@@ -75,6 +78,7 @@ impl fmt::Display for Product {
             Self::Wgmma => "wgmma",
             Self::SparseMmaSync => "mma.sp",
             Self::SparseWgmma => "wgmma.sp",
+            Self::Fp8MmaSync => "mma.sync e4m3",
             Self::Fp8Wgmma => "wgmma e4m3",
         })
     }
@@ -115,9 +119,13 @@ impl Tile {
     }
 
     /// Returns the number of sub-tiles of 16 columns that a warp multiplies: the four of a chunk,
-    /// or two with 128 rows of activations.
+    /// two with 128 rows of activations, or one with 256.
     pub const fn sub_tiles(&self) -> usize {
-        if self.batch_tiles > 8 { 2 } else { 4 }
+        match self.batch_tiles {
+            0..=8 => 4,
+            9..=16 => 2,
+            _ => 1,
+        }
     }
 
     /// Returns the number of chunks of a tile along N.
@@ -193,7 +201,7 @@ impl Tile {
 
     /// Returns true if weights and activations are multiplied in e4m3.
     pub const fn is_fp8(&self) -> bool {
-        matches!(self.product, Product::Fp8Wgmma)
+        matches!(self.product, Product::Fp8MmaSync | Product::Fp8Wgmma)
     }
 
     /// Returns true if the weight is 2:4.

@@ -36,6 +36,9 @@ pub struct OpenOptions {
     /// The format that a float output head is rounded to, whether or not it is tied to the
     /// embedding. With `None` the head stays float.
     pub head: Option<QuantSpec>,
+    /// False to keep activations in their dtype where the checkpoint declares that they are rounded to
+    /// e4m3 (W8A8). True takes e4m3 where the card multiplies many rows faster with it.
+    pub fp8_activations: bool,
 }
 
 impl OpenOptions {
@@ -67,6 +70,7 @@ impl Default for OpenOptions {
             max_len: None,
             with_tokenizer: true,
             head: None,
+            fp8_activations: true,
         }
     }
 }
@@ -135,7 +139,8 @@ impl LanguageModel {
         let dir = &*named_folder(dir.as_ref())?;
         let config_path = dir.join("config.json");
         let mut config = ModelConfig::read(&config_path)?;
-        let quantization = Quantization::read(dir)?;
+        let quantization = Quantization::read(dir)?
+            .map(|quantization| quantization.with_fp8_activations(options.fp8_activations));
         let generation = GenerationConfig::read(&dir.join("generation_config.json"), &config)?;
         let tokenizer = options
             .with_tokenizer

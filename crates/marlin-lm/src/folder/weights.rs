@@ -249,7 +249,7 @@ impl FileWeights<'_> {
         // Redundant tensors: older files hold the rotary frequencies, which follow from the config.
         // Some files hold a tied head a second time. AutoGPTQ's first versions wrote biases of
         // zeros for layers without a bias. llm-compressor writes scales for a KV cache in 8 bits;
-        // the KV cache here has the dtype of activations.
+        // a KV cache in e4m3 computes a scale for each position of a head here.
         let zeros = |name: &str| {
             self.reader
                 .checkpoint

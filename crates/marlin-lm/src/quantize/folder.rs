@@ -70,8 +70,9 @@ impl<'a> FolderRun<'a> {
         if quantization_field(&config).is_some() && !is_float() {
             return Err(ModelError::AlreadyQuantized { path: config_path });
         }
-        // Other readers require the head in the config.
-        let ignore = [vec![HEAD.to_string()], options.exclude.clone()].concat();
+        // Other readers require a float head in the config.
+        let head = options.head.is_none().then(|| HEAD.to_string());
+        let ignore = head.into_iter().chain(options.exclude.clone()).collect();
         let invalid = |error| invalid(target, error);
         let quantization = QuantizationConfig::new(*spec, ignore).map_err(invalid)?;
         let overrides =
@@ -159,8 +160,11 @@ impl<'a> FolderRun<'a> {
         };
         let mut blocks = partial.map(Partial::reader);
         let quantizer = self.options.method.quantizer(self.options.sparsity);
+        let head_quantizer = self.options.method.head_quantizer();
         for plan in plans {
-            report.source_bytes += plan.bytes().len();
+            if !plan.is_copied_too {
+                report.source_bytes += plan.bytes().len();
+            }
             let is_quantized = matches!(plan.target, Target::Quantize(_));
             let is_new = match &plan.target {
                 Target::Copy(name) => {
@@ -173,14 +177,16 @@ impl<'a> FolderRun<'a> {
                     true
                 }
                 Target::Quantize(layer) => {
+                    let is_head = layer == HEAD;
                     let (weight, loss) = match &mut blocks {
+                        _ if is_head => (round(layer, plan, &head_quantizer)?, None),
                         Some(blocks) => blocks.layer(layer, &plan.spec)?,
                         None => (round(layer, plan, &*quantizer)?, None),
                     };
                     let (written, bytes) = self.write_layer(layer, plan, &weight, loss, writer)?;
                     report.target_bytes += bytes;
                     report.quantized.push(written);
-                    partial.is_none()
+                    is_head || partial.is_none()
                 }
             };
             if is_new {
@@ -227,6 +233,9 @@ impl<'a> FolderRun<'a> {
                 .iter()
                 .for_each(|field| drop(config.remove(*field)));
             config.insert("quantization_config".into(), quantization);
+            if report.has_head() {
+                config.insert("tie_word_embeddings".into(), false.into());
+            }
         }
         Ok(writer.write_file("config.json", format!("{config:#}\n").as_bytes())?)
     }
@@ -252,7 +261,13 @@ impl<'a> FolderRun<'a> {
                     |layer: &QuantizedLayer| layer.spec.scales.group.count(layer.k) > 1;
                 let act_order =
                     self.options.method.act_order() && report.quantized.iter().any(has_groups);
-                gptq::quantization_config(self.spec, act_order, false, &report.excluded, &others)
+                gptq::quantization_config(
+                    self.spec,
+                    act_order,
+                    report.has_head(),
+                    &report.excluded,
+                    &others,
+                )
             }
         })
     }

@@ -38,8 +38,10 @@ pub use self::overrides::{Override, OverrideError};
 pub use self::progress::QuantizeProgress;
 pub use self::samples::{SampleOptions, calibration_samples};
 
-/// The name of the output head, which is never quantised.
+/// The name of the output head.
 const HEAD: &str = "lm_head";
+/// The name of the embedding, which is the head of a model whose head is tied.
+const EMBEDDING: &str = "model.embed_tokens";
 
 /// The outcome of a quantisation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -52,6 +54,13 @@ pub struct QuantizeReport {
     pub source_bytes: usize,
     /// The size of all tensors of the target, in bytes.
     pub target_bytes: usize,
+}
+
+impl QuantizeReport {
+    /// Returns true if the output head was quantised.
+    fn has_head(&self) -> bool {
+        self.quantized.iter().any(|layer| layer.name == HEAD)
+    }
 }
 
 /// A layer that was quantised.

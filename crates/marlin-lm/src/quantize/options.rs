@@ -1,6 +1,6 @@
 //! The options of a quantisation.
 
-use marlin_format::Sparsity;
+use marlin_format::{QuantSpec, Sparsity};
 use marlin_quant::{GptqOptions, Quantizer, Rounding, RowOrder};
 
 use super::{Calibration, FileFormat, Override};
@@ -20,6 +20,10 @@ pub struct QuantizeOptions {
     /// Layers that are quantised differently from the spec, by patterns like those of `exclude`.
     /// The first pattern that matches applies. `exclude` takes precedence over all of them.
     pub overrides: Vec<(String, Override)>,
+    /// The format of the output head, or `None` to leave it float. The head is rounded to nearest,
+    /// whatever the method, and is never pruned. A head that is tied to the embedding becomes a
+    /// weight of its own, and the embedding is unchanged.
+    pub head: Option<QuantSpec>,
     /// The way in which quantised values are chosen.
     pub method: Method,
 }
@@ -73,6 +77,14 @@ impl Method {
                 sparsity,
                 ..GptqOptions::default()
             }),
+        }
+    }
+
+    /// Returns the quantiser of the output head.
+    pub(super) fn head_quantizer(&self) -> Rounding {
+        Rounding {
+            sparsity: Sparsity::Dense,
+            clipping: !matches!(self, Self::Round { clipping: false }),
         }
     }
 

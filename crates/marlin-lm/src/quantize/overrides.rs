@@ -173,7 +173,7 @@ impl Overrides {
         }
     }
 
-    /// Records a layer that is never quantised, such as the head: an exclusion of it counts as
+    /// Records a layer that overrides do not apply to, such as the head: an exclusion of it counts as
     /// used.
     pub fn stays(&mut self, name: &str) {
         for entry in self
@@ -183,6 +183,13 @@ impl Overrides {
         {
             entry.is_used = true;
         }
+    }
+
+    /// Returns true if an exclusion matches a layer.
+    pub fn excludes(&self, name: &str) -> bool {
+        self.entries
+            .iter()
+            .any(|entry| entry.option == EXCLUDE && entry.pattern.matches(name))
     }
 
     /// Checks, after all layers are known, that each entry has matched a layer.

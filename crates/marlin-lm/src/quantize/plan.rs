@@ -9,7 +9,7 @@ use marlin_format::{PlainWeight, QuantSpec, WeightDescriptor, WeightFormat, memo
 use rayon::prelude::*;
 
 use super::overrides::Overrides;
-use super::{FileFormat, HEAD, QuantizeOptions};
+use super::{EMBEDDING, FileFormat, HEAD, QuantizeOptions};
 use crate::ModelError;
 use crate::architectures::ProjectionShape;
 use crate::config::ModelConfig;
@@ -22,6 +22,8 @@ pub(super) struct Plan<'a> {
     pub(super) target: Target,
     /// The spec of a quantised layer.
     pub(super) spec: QuantSpec,
+    /// True if another plan copies the tensor: the embedding, whose values the head has, too.
+    pub(super) is_copied_too: bool,
 }
 
 /// The tensors to write for a plan.
@@ -45,6 +47,11 @@ pub(super) fn plan<'a>(
 ) -> Result<Vec<Plan<'a>>, ModelError> {
     let (format, sparsity, act_order) =
         (options.format, options.sparsity, options.method.act_order());
+    let head = options.head.filter(|_| !overrides.excludes(HEAD));
+    let head_source = match checkpoint.contains(&format!("{HEAD}.weight")) {
+        true => HEAD,
+        false => EMBEDDING,
+    };
     let mut plans = Vec::new();
     let mut refusals: Vec<(&str, String, usize)> = Vec::new();
     for name in checkpoint.names() {
@@ -55,6 +62,15 @@ pub(super) fn plan<'a>(
             });
         }
         let layer = name.strip_suffix(".weight");
+        if let (Some(spec), &[n, k]) = (head, view.shape())
+            && layer == Some(head_source)
+        {
+            let is_tied = head_source != HEAD;
+            plans.push(head_plan(view, [k, n], spec, options, is_tied)?);
+            if !is_tied {
+                continue;
+            }
+        }
         let projection = layer.and_then(|layer| Some((layer, projection_of(config, layer)?)));
         let (Some((source, projection)), &[n, k]) = (projection, view.shape()) else {
             overrides.stays(layer.unwrap_or(name));
@@ -63,6 +79,7 @@ pub(super) fn plan<'a>(
                 rows: 0..view.shape().first().copied().unwrap_or(1),
                 target: Target::Copy(name.into()),
                 spec: *spec,
+                is_copied_too: false,
             });
             continue;
         };
@@ -81,31 +98,13 @@ pub(super) fn plan<'a>(
                 let weight_format = WeightFormat::dense(spec)
                     .with_sparsity(sparsity)
                     .with_permutation(act_order);
-                let descriptor = WeightDescriptor::plain(weight_format, k, n);
-                descriptor.check().map_err(|source| ModelError::Quantize {
-                    layer: layer.clone(),
-                    source,
-                })?;
-                // The values in f32, as read and transposed, and the quantised values.
-                let needed = view
-                    .shape()
-                    .iter()
-                    .product::<usize>()
-                    .saturating_mul(4 + 4 + 1);
-                if let Some(available) = memory_short_of(needed) {
-                    return Err(CheckpointError::LayerTooLarge {
-                        layer,
-                        needed,
-                        available,
-                    }
-                    .into());
-                }
-                format.check(&layer, k, n, &spec, act_order)?;
+                check(&view, &layer, weight_format, [k, n], options)?;
                 plans.push(Plan {
                     view,
                     rows,
                     target: Target::Quantize(layer),
                     spec,
+                    is_copied_too: false,
                 });
             } else {
                 plans.push(Plan {
@@ -113,6 +112,7 @@ pub(super) fn plan<'a>(
                     rows,
                     target: Target::Copy(format!("{layer}.weight")),
                     spec: *spec,
+                    is_copied_too: false,
                 });
                 excluded.push(layer);
             }
@@ -125,6 +125,57 @@ pub(super) fn plan<'a>(
         tracing::warn!(%layer, layers, "not all readers will take the target: {reason}");
     }
     Ok(plans)
+}
+
+/// Plans the output head, whose weight is `view`.
+fn head_plan<'a>(
+    view: TensorView<'a>,
+    [k, n]: [usize; 2],
+    spec: QuantSpec,
+    options: &QuantizeOptions,
+    is_copied_too: bool,
+) -> Result<Plan<'a>, ModelError> {
+    if options.format == FileFormat::Marlin24 {
+        return Err(ModelError::DenseHead);
+    }
+    check(&view, HEAD, WeightFormat::dense(spec), [k, n], options)?;
+    Ok(Plan {
+        view,
+        rows: 0..n,
+        target: Target::Quantize(HEAD.into()),
+        spec,
+        is_copied_too,
+    })
+}
+
+/// Checks that a layer [K, N] can be quantised and written in the target's format, and that the host
+/// has the memory.
+fn check(
+    view: &TensorView<'_>,
+    layer: &str,
+    weight_format: WeightFormat,
+    [k, n]: [usize; 2],
+    options: &QuantizeOptions,
+) -> Result<(), ModelError> {
+    let descriptor = WeightDescriptor::plain(weight_format, k, n);
+    descriptor.check().map_err(|source| ModelError::Quantize {
+        layer: layer.into(),
+        source,
+    })?;
+    // The values in f32, as read and transposed, and the quantised values.
+    let values = view.shape().iter().product::<usize>();
+    let needed = values.saturating_mul(4 + 4 + 1);
+    if let Some(available) = memory_short_of(needed) {
+        return Err(CheckpointError::LayerTooLarge {
+            layer: layer.into(),
+            needed,
+            available,
+        }
+        .into());
+    }
+    options
+        .format
+        .check(layer, k, n, &weight_format.spec, weight_format.permuted)
 }
 
 /// Returns the projection of the model that a layer with this name belongs to.

@@ -58,6 +58,7 @@ pub(super) fn arguments(
         "spec": spec.to_string(),
         "sparsity": options.sparsity.to_string(),
         "exclude": options.exclude,
+        "head": options.head.map(|spec| spec.to_string()),
         "awq": options.method.awq(),
         "overrides": options.overrides.iter().map(|(pattern, change)| format!("{pattern}={change}")).collect::<Vec<_>>(),
         "order": order,

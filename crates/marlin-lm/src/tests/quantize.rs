@@ -1,6 +1,7 @@
 //! Tests of quantising a float folder to a new folder.
 
 mod gptq_files;
+mod head;
 mod two_four;
 
 use std::ops::ControlFlow;

@@ -235,7 +235,7 @@ pub(crate) fn options() -> OpenOptions {
         dtype: Some(FloatDType::F32),
         max_len: None,
         with_tokenizer: false,
-        head: None,
+        ..OpenOptions::default()
     }
 }
 

@@ -135,7 +135,7 @@ fn trainer(
         dtype: Some(FloatDType::F32),
         max_len: Some(config.max_position_embeddings),
         with_tokenizer: false,
-        head: None,
+        ..OpenOptions::default()
     };
     let llama = LanguageModel::open(folder, device, &open)?;
     let mut model = Arc::unwrap_or_clone(llama.model);

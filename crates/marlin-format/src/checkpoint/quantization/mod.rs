@@ -32,7 +32,7 @@ use serde_json::Value;
 use self::fields::Fields;
 use self::rules::Rules;
 use super::files::{MAX_CONFIG_BYTES, read_file};
-use super::{CONFIG_FILE, CheckpointError, ConfigError, LayerFormat};
+use super::{CONFIG_FILE, CheckpointError, ConfigError, Fp8Format, LayerFormat};
 
 /// The names of files that hold only a quantization config, as written by GPTQ and AWQ programs and
 /// by ModelOpt.
@@ -60,6 +60,8 @@ const METHODS: &str =
 pub struct Quantization {
     /// The rules. The first rule that selects a layer takes effect; other layers are not quantised.
     rules: Rules,
+    /// False if activations keep their bits beside 8-bit floats, whatever the config declares.
+    fp8_activations: bool,
 }
 
 impl Quantization {
@@ -158,7 +160,19 @@ impl Quantization {
             "modelopt" | "modelopt_fp4" => modelopt::rules(&root)?,
             _ => return Err(root.unsupported(name, METHODS, &method.as_str().into())),
         };
-        Ok(Self { rules })
+        Ok(Self {
+            rules,
+            fp8_activations: true,
+        })
+    }
+
+    /// Returns the quantisation with activations that are rounded to e4m3 where the config declares it,
+    /// as it is by default, or (`false`) with activations that keep their bits everywhere.
+    pub fn with_fp8_activations(self, fp8_activations: bool) -> Self {
+        Self {
+            fp8_activations,
+            ..self
+        }
     }
 
     /// Returns true if no layer is quantised, which means that the config only declares the storage
@@ -174,7 +188,14 @@ impl Quantization {
     /// # Errors
     /// [`ConfigError::Match`] if a pattern of the config exceeds the limit of steps in a match.
     pub fn layer(&self, name: &str) -> Result<LayerFormat, ConfigError> {
-        Ok(self.rules.format(name)?.unwrap_or(LayerFormat::Float))
+        Ok(match self.rules.format(name)? {
+            Some(LayerFormat::Fp8(format)) => LayerFormat::Fp8(Fp8Format {
+                activations: format.activations && self.fp8_activations,
+                ..format
+            }),
+            Some(format) => format,
+            None => LayerFormat::Float,
+        })
     }
 }
 

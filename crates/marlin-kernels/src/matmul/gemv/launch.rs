@@ -49,24 +49,7 @@ pub(crate) fn launch(
     }
     expect_length(problem, "activations", k, x.len())?;
     let epsilon = norm.as_ref().map_or(0.0, |norm| norm.epsilon);
-    let [residual, norm, sum] = match norm {
-        Some(NormOperands {
-            residual,
-            weight,
-            sum,
-            ..
-        }) => {
-            for (operand, buffer) in [
-                ("residual", &residual),
-                ("norm weight", &weight),
-                ("sum", &sum),
-            ] {
-                expect_length(problem, operand, k, buffer.len())?;
-            }
-            [residual, weight, sum].map(Some)
-        }
-        None => [(); 3].map(|()| None),
-    };
+    let [residual, norm, sum] = NormOperands::arguments(norm, problem)?;
     let tiles = problem.weight.tiles();
     let sizes = [
         n,

@@ -157,8 +157,8 @@ const fn team_threads(config: &Config) -> u32 {
 /// The next copies of a thread: the addresses of its part of one step of a tile.
 ///
 /// A warp copies the chunk that it will multiply: a lane's 16 bytes of a tile are the lane's own
-/// words. The activations of a chunk are copied by the threads of a team together, in runs of eight
-/// values (16 bytes). Runs are swizzled in blocks of eight: run `c` of row `r` is stored at
+/// words. The activations of a chunk are copied by the threads of a team together, in runs of 16
+/// bytes. Runs are swizzled in blocks of eight: run `c` of row `r` is stored at
 /// position `c ^ (r % 8)`, so that `ldmatrix` reads eight rows without bank conflicts.
 #[derive(CubeType, Clone, Copy)]
 struct Copies {
@@ -188,13 +188,13 @@ struct Copies {
 
 /// Returns the number of runs of activations in a row of a step.
 const fn runs(config: &Config) -> u32 {
-    (config.tile.depth() / 8) as u32
+    (config.tile.depth() * config.tile.activation_bytes() / 16) as u32
 }
 
 /// Returns the number of runs of activations in a row of a chunk. A thread of a team copies one of
 /// these runs, in every [`row_step`]-th row.
 const fn chunk_runs(config: &Config) -> u32 {
-    (config.tile.chunk_rows() / 8) as u32
+    (config.tile.chunk_rows() * config.tile.activation_bytes() / 16) as u32
 }
 
 /// Returns the number of rows of activations between a thread's runs.
@@ -218,7 +218,7 @@ fn first_run(#[comptime] config: Config) -> (u32, u32) {
 impl Copies {
     /// Creates the copies without a tile; call [`enter`](Self::enter) next.
     fn new(sizes: &TileSizes, #[comptime] config: Config) -> Copies {
-        let row_bytes = u64::cast_from(sizes.k) * 2u64;
+        let row_bytes = u64::cast_from(sizes.k) * comptime!(config.tile.activation_bytes() as u64);
         Copies {
             qweight: 0u64.runtime(),
             metadata: 0u64.runtime(),
@@ -272,10 +272,11 @@ impl Copies {
 
         let (row, run) = first_run(config);
         let row = row_block * comptime!(config.tile.rows() as u32) + row;
-        self.k = first * comptime!(config.tile.depth() as u32) + run * 8;
+        let bytes = comptime!(config.tile.activation_bytes() as u32);
+        self.k = first * comptime!(config.tile.depth() as u32) + run * comptime!(16 / bytes);
         self.x = source.x
-            + u64::cast_from(row) * u64::cast_from(sizes.k) * 2u64
-            + u64::cast_from(self.k * 2);
+            + u64::cast_from(row) * u64::cast_from(sizes.k) * comptime!(bytes as u64)
+            + u64::cast_from(self.k * bytes);
         self.rows = if row < sizes.m {
             sizes.m - row
         } else {
@@ -358,7 +359,7 @@ impl Copies {
             }
         }
         self.k += comptime!(config.tile.depth() as u32);
-        self.x += comptime!(2 * config.tile.depth() as u64);
+        self.x += comptime!((config.tile.activation_bytes() * config.tile.depth()) as u64);
     }
 
     /// Starts the copies of the warp's chunk.

@@ -1,18 +1,22 @@
 use super::copy::{CopyAddresses, CopyAhead};
 use super::multiply::multiply;
+use super::multiply_fp8::multiply_fp8;
 use super::multiply_sparse::multiply_sparse;
 use crate::pdl::{launch_dependents, wait};
 use crate::ptx::{F4, global_address, global_address_mut, opaque, shared_address};
 use crate::tile::cluster::Receiver;
 use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
+use crate::tile::fp8::scale_rows;
 use crate::tile::fragment::stored_ones;
 use crate::tile::sizes::TileSizes;
 use crate::tile::stripe::{TilePart, units_of_block};
 use cubecl::prelude::*;
 
 /// Computes out = x W + bias. W is in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or in
-/// [`SparseLayout`](marlin_format::layout::SparseLayout) if it is 2:4, padded to chunks.
+/// [`SparseLayout`](marlin_format::layout::SparseLayout) if it is 2:4, padded to chunks. With a tile of
+/// e4m3, an element of x is two codes ([`fp8`](crate::fp8)), and `row_scales` `[M]` has the scales of
+/// its rows.
 ///
 /// The product is computed transposed: fragment A holds 16 columns of the weight and fragment B
 /// eight rows of activations, so a tile of few rows wastes at most seven rows.
@@ -23,6 +27,7 @@ pub(crate) fn matmul<F: Float>(
     metadata: ComptimeOption<&[u32]>,
     scales: &[F],
     zero_points: ComptimeOption<&[u32]>,
+    row_scales: ComptimeOption<&[f32]>,
     bias: ComptimeOption<&[F]>,
     out: &mut [F],
     workspace: &mut [u64],
@@ -90,7 +95,9 @@ pub(crate) fn matmul<F: Float>(
             ahead.step(stage, stages, &source, &sizes, config);
             // Beyond N or K there is nothing to multiply.
             if chunk < chunks {
-                if comptime!(config.tile.is_sparse()) {
+                if comptime!(config.tile.is_fp8()) {
+                    multiply_fp8(stage, &mut sums, config);
+                } else if comptime!(config.tile.is_sparse()) {
                     multiply_sparse(stage, &mut sums, &sizes.masks, config);
                 } else {
                     multiply(stage, &mut sums, ones, &sizes.masks, config);
@@ -104,6 +111,7 @@ pub(crate) fn matmul<F: Float>(
                 stage + comptime!(config.stage_bytes() as u32)
             };
         }
+        scale_rows(&mut sums, &row_scales, &part, &sizes, config);
         finish::<F>(
             &sums,
             &mut reduce,

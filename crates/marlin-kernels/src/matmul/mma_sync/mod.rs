@@ -14,6 +14,7 @@
 //! | `kernel` | the kernel, from the first copy to the epilogue |
 //! | `copy` | the `cp.async` pipeline |
 //! | `multiply` | the products of a chunk |
+//! | `multiply_fp8` | the products of a chunk of e4m3 by e4m3 |
 //! | `multiply_sparse` | the products of a chunk of a 2:4 weight, by `mma.sp.sync` |
 
 #[allow(
@@ -23,6 +24,7 @@
 mod copy;
 mod kernel;
 mod multiply;
+mod multiply_fp8;
 mod multiply_sparse;
 #[cfg(feature = "inspect")]
 mod source;

@@ -35,20 +35,8 @@ pub(super) fn multiply(
         + comptime!(config.zeros_offset() as u32)
         + warp * comptime!(config.zeros_bytes() as u32);
 
-    // Lane 8i + r gives the address of row r of matrix i of ldmatrix.x4. With one batch tile the
-    // four matrices are 32 rows of K; with more, they are 16 rows of K of two batch tiles.
     let batch_tiles = comptime!(config.tile.batch_tiles);
-    let matrix = lane / 8;
-    let (row, run) = if comptime!(batch_tiles == 1) {
-        (lane % 8, matrix)
-    } else {
-        (lane % 8 + matrix / 2 * 8, matrix % 2)
-    };
-    let runs = comptime!((config.tile.depth() / 8) as u32);
-    let activations = comptime!(config.activations_offset() as u32)
-        + (row * runs + warp / comptime!(config.tile.warps_n as u32) * 8) * 16;
-    let swizzle = run ^ (lane % 8);
-
+    let (activations, swizzle) = activations(lane, warp, config);
     // The next step's fragments are loaded while this step's are multiplied.
     let mut b = Array::<u32>::new(comptime!(if batch_tiles == 1 {
         8
@@ -135,6 +123,30 @@ pub(super) fn multiply(
     }
 }
 
+/// Returns the place of a lane's row of activations in a stage, and the position of its first run of
+/// 16 bytes there.
+///
+/// Lane 8i + r gives the address of row r of matrix i of ldmatrix.x4. With one batch tile the four
+/// matrices are 64 bytes of a row, 32 rows of K; with more, they are 32 bytes of two batch tiles.
+#[cube]
+pub(super) fn activations(lane: u32, warp: u32, #[comptime] config: Config) -> (u32, u32) {
+    let matrix = lane / 8;
+    let (row, run) = if comptime!(config.tile.batch_tiles == 1) {
+        (lane % 8, matrix)
+    } else {
+        (lane % 8 + matrix / 2 * 8, matrix % 2)
+    };
+    let runs = comptime!((row_bytes(&config) / 16) as u32);
+    let activations = comptime!(config.activations_offset() as u32)
+        + (row * runs + warp / comptime!(config.tile.warps_n as u32) * 8) * 16;
+    (activations, run ^ (lane % 8))
+}
+
+/// Returns the number of bytes of a row of activations in a stage.
+pub(super) const fn row_bytes(config: &Config) -> usize {
+    config.tile.depth() * config.tile.activation_bytes()
+}
+
 /// Scales a group's products and adds them to the sums.
 #[cube]
 pub(super) fn add_group(
@@ -172,8 +184,8 @@ fn b_set(step: usize, batch_tiles: usize) -> usize {
     }
 }
 
-/// Loads the B fragments of one step of 16 rows of K: for each batch tile the two registers that
-/// `mma.m16n8k16` takes.
+/// Loads the B fragments of one step of 16 rows of K, or 32 of e4m3: for each batch tile the two
+/// registers that a product takes.
 #[cube]
 fn load_activations(
     address: u32,
@@ -187,7 +199,7 @@ fn load_activations(
     if comptime!(batch_tiles > 1) {
         #[unroll]
         for pair in 0..comptime!(batch_tiles / 2) {
-            let four = ldmatrix_x4(place + comptime!((pair * 16 * config.tile.depth() * 2) as u32));
+            let four = ldmatrix_x4(place + comptime!((pair * 16 * row_bytes(&config)) as u32));
             #[unroll]
             for i in 0..4usize {
                 b[comptime!(b_set(step, batch_tiles) + 4 * pair + i)] = four.extract(i);

@@ -21,6 +21,7 @@ pub fn source(config: &Config, capability: u32) -> Result<KernelSource, Compilat
         optional(config.tile.is_sparse()),
         buffer(),
         optional(config.zero_points),
+        optional(config.tile.is_fp8()),
         optional(true),
         buffer(),
         buffer(),

@@ -9,6 +9,7 @@ use crate::ptx::{
 use crate::tile::cluster::Receiver;
 use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
+use crate::tile::fp8::scale_rows;
 use crate::tile::fragment::stored_ones;
 use crate::tile::sizes::TileSizes;
 use crate::tile::stripe::{TilePart, tile_place, units_of_block};
@@ -133,12 +134,8 @@ pub(crate) fn matmul<F: Float>(
         );
         state.agree();
         if comptime!(config.tile.is_fp8()) {
-            for _ in part.first..part.end {
-                fp8::multiply(&state, warp, &mut sums, config);
-                state.next(config);
-                state.release_last();
-            }
-            fp8::scale(&mut sums, &row_scales, &part, &sizes, config);
+            fp8::multiply(&mut state, warp, part.end - part.first, &mut sums, config);
+            scale_rows(&mut sums, &row_scales, &part, &sizes, config);
         } else {
             for step in part.first..part.end {
                 if comptime!(!config.has_producer()) {

@@ -7,6 +7,7 @@
 //! the `mma.sync` instructions of four warps for all n8 tiles of activations, and no warp loads
 //! activations into registers.
 
+use super::fp8::half_rows;
 use super::pipeline::PipelineState;
 use crate::ptx::{
     F4, U2, U4, lane, ld_shared_4, ld_shared_8, wgmma, wgmma_b, wgmma_clear, wgmma_commit_group,
@@ -25,11 +26,11 @@ use cubecl::prelude::*;
 impl Config {
     /// Returns the number of accumulators of four registers each, in the order of `fragment.rs`.
     /// The accumulators of the products come first; if stored values are multiplied directly, those
-    /// of the activations' sums follow. Products of e4m3 have those of one sub-tile
+    /// of the activations' sums follow. Products of e4m3 have those of half of a warp's outputs
     /// ([`fp8`](super::fp8)).
     fn accumulators(&self) -> usize {
         if self.tile.is_fp8() {
-            return self.tile.batch_tiles;
+            return half_rows(&self.tile) / 8;
         }
         self.tile.batch_tiles * (self.tile.sub_tiles() + usize::from(self.multiplies_subnormals()))
     }
