@@ -75,9 +75,9 @@ pub(super) fn multiply(
     state.wait();
     load(&mut a, 0usize, state.stage, warp, 0usize, config);
     for step in 0..steps {
-        let stage = state.stage;
-        let activations =
-            plane_broadcast(stage + comptime!(config.activations_offset() as u32), 0u32);
+        // A copy, since the state moves on; uniform, as the descriptor has to be.
+        let stage = plane_broadcast(state.stage, 0u32);
+        let activations = stage + comptime!(config.activations_offset() as u32);
         state.next(config);
         #[unroll]
         for i in 0..HALVES {
