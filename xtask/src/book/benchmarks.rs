@@ -33,6 +33,10 @@ struct Matmul {
     k: usize,
     n: usize,
     m: usize,
+    /// The name of the values, if they are floats.
+    value: Option<String>,
+    bits: usize,
+    group: i64,
     us: f64,
     floor_us: f64,
 }
@@ -43,6 +47,7 @@ struct Decode {
     weights: String,
     batch: usize,
     tokens_per_second: f64,
+    read_fraction: Option<f64>,
 }
 
 /// A row of a record of `cargo xtask bench prompts`.
@@ -89,6 +94,8 @@ fn table(name: &str) -> Result<String, Error> {
     match name {
         "matmul" => matmuls("h200", "h200-24"),
         "matmul-int8" => matmuls("h200-int8", "h200-int8-24"),
+        "matmul-formats" => matmuls_of_formats(),
+        "decode-formats" => decode_of_formats(),
         "prompts" => prompts(),
         "decode" => decode(),
         _ => Err(Error::Needs(format!("{PAGE}: no table is named `{name}`"))),
@@ -128,6 +135,76 @@ fn matmuls(dense: &str, sparse: &str) -> Result<String, Error> {
             }
             lines.push(line + " |");
         }
+    }
+    Ok(lines.join("\n"))
+}
+
+/// The times of Llama 2 7B's matmuls in several formats, in microseconds.
+fn matmuls_of_formats() -> Result<String, Error> {
+    const ROWS: [usize; 6] = [1, 16, 64, 256, 1024, 4096];
+    const LAYERS: [(&str, &str); 4] = [
+        ("qkv", "7b.qkv"),
+        ("o", "7b.o"),
+        ("gate and up", "7b.gate_up"),
+        ("down", "7b.down"),
+    ];
+    let header = ROWS.map(|m| format!("M = {m}")).join(" | ");
+    let mut lines = vec![
+        format!("| layer | format | floor, M = 1 | {header} |"),
+        format!("|---|---|---:|{}", "---:|".repeat(ROWS.len())),
+    ];
+    let rows = record::<Matmul>("formats-h200")?;
+    for (layer, shape) in LAYERS {
+        for (label, value, bits, group) in [
+            ("int4, groups of 128", None, 4, 128),
+            ("MXFP4", Some("e2m1"), 4, 32),
+            ("NVFP4", Some("e2m1"), 4, 16),
+            ("int8, groups of 128", None, 8, 128),
+        ] {
+            let of_m = |m| {
+                rows.iter().find(|row| {
+                    (row.shape.as_str(), row.m, row.bits, row.group) == (shape, m, bits, group)
+                        && row.value.as_deref() == value
+                })
+            };
+            let floor = of_m(1).map_or(f64::NAN, |row| row.floor_us);
+            let mut line = format!("| {layer} | {label} | {floor:.1}");
+            for m in ROWS {
+                let time = of_m(m).map_or(String::new(), |row| format!("{:.1}", row.us));
+                let _ = write!(line, " | {time}");
+            }
+            lines.push(line + " |");
+        }
+    }
+    Ok(lines.join("\n"))
+}
+
+/// The tokens per second of decode of Llama 2 7B in several formats, of all sequences together.
+fn decode_of_formats() -> Result<String, Error> {
+    const BATCHES: [usize; 3] = [1, 16, 64];
+    let header = BATCHES.map(|batch| batch.to_string()).join(" | ");
+    let mut lines = vec![
+        format!("| sequences | {header} | read rate, 1 sequence |"),
+        format!("|---|{}---:|", "---:|".repeat(BATCHES.len())),
+    ];
+    let rows = record::<Decode>("decode-floats-llama-2-7b-h200")?;
+    for (label, weights) in [
+        ("int4, groups of 128", "w4a16"),
+        ("MXFP4", "mxfp4"),
+        ("NVFP4", "nvfp4"),
+        ("FP8", "fp8"),
+        ("int8, groups of 128", "w8a16"),
+    ] {
+        let of_batch = |batch| {
+            rows.iter()
+                .find(|row| row.weights == weights && row.batch == batch)
+        };
+        let tokens = BATCHES.map(|batch| {
+            of_batch(batch).map_or(String::new(), |row| format!("{:.0}", row.tokens_per_second))
+        });
+        let read = of_batch(1).and_then(|row| row.read_fraction);
+        let read = read.map_or(String::new(), |read| format!("{:.0} %", 100.0 * read));
+        lines.push(format!("| {label} | {} | {read} |", tokens.join(" | ")));
     }
     Ok(lines.join("\n"))
 }

@@ -2,40 +2,75 @@
 
 use super::Format;
 
-/// The change of perplexity of small models in a format, in per cent of that in f16.
+/// The changes of perplexity of small models in a format, in per cent of that in f16.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FamilyRecord {
+pub struct ModelsRecord {
     pub format: Format,
-    /// The name of the variant in the records.
+    /// The models, and the files in `benches/records` that have the changes.
+    pub source: &'static Source,
+    /// The name of the variant in the files.
     pub variant: &'static str,
-    /// The changes of the models with 1, 5 and 20 million parameters.
-    pub changes: [f64; 3],
+    /// The changes of the models of the source.
+    pub changes: &'static [f64],
 }
 
-/// The files in `benches/records` that have the changes.
-pub const FAMILY_FILES: [&str; 2] = ["family-h100.json", "family-20m-h100.json"];
+/// Models whose perplexity was measured.
+#[derive(Debug, PartialEq)]
+pub struct Source {
+    /// The names of the models in the files.
+    pub models: &'static [&'static str],
+    /// The millions of parameters of the models, as text.
+    sizes: &'static str,
+    /// The files in `benches/records`.
+    pub files: &'static [&'static str],
+}
 
-/// The models in these files, in the order of the changes.
-#[cfg(test)]
-pub const FAMILY_MODELS: [&str; 3] = ["1m", "5m", "20m"];
+/// The family of models of [`train-tiny-llama`](../../../../examples/train-tiny-llama).
+const FAMILY: Source = Source {
+    models: &["1m", "5m", "20m"],
+    sizes: "1M, 5M and 20M",
+    files: &["family-h100.json", "family-20m-h100.json"],
+};
+/// The two of them that the repository ships, in formats of floats.
+const SHIPPED: Source = Source {
+    models: &["1m", "5m"],
+    sizes: "1M and 5M",
+    files: &["floats-perplexity.json"],
+};
 
-const fn family(format: Format, variant: &'static str, changes: [f64; 3]) -> FamilyRecord {
-    FamilyRecord {
+const fn record(
+    format: Format,
+    source: &'static Source,
+    variant: &'static str,
+    changes: &'static [f64],
+) -> ModelsRecord {
+    ModelsRecord {
         format,
+        source,
         variant,
         changes,
     }
 }
 
-/// The changes by GPTQ, and of 2:4 weights by GPTQ after training with their zeros.
-pub const FAMILY: [FamilyRecord; 4] = [
-    family(Format::Int8, "int8-g128-gptq", [-0.02, 0.01, 0.0]),
-    family(Format::Int4G32, "int4-g32-gptq", [1.67, 1.04, 0.30]),
-    family(Format::Int4, "int4-g128-gptq", [2.97, 1.44, 0.20]),
-    family(
+/// The changes by GPTQ, and of 2:4 weights by GPTQ after training with their zeros; of FP8 by rounding
+/// to nearest.
+pub const RECORDS: [ModelsRecord; 7] = [
+    record(Format::Int8, &FAMILY, "int8-g128-gptq", &[-0.02, 0.01, 0.0]),
+    record(Format::Fp8, &SHIPPED, "fp8-rtn", &[0.33, 0.23]),
+    record(
+        Format::Int4G32,
+        &FAMILY,
+        "int4-g32-gptq",
+        &[1.67, 1.04, 0.30],
+    ),
+    record(Format::Nvfp4, &SHIPPED, "nvfp4-gptq", &[2.3, 1.6]),
+    record(Format::Int4, &FAMILY, "int4-g128-gptq", &[2.97, 1.44, 0.20]),
+    record(Format::Mxfp4, &SHIPPED, "mxfp4-gptq", &[3.53, 2.69]),
+    record(
         Format::Int4TwoFour,
+        &FAMILY,
         "24-int4-g128-recovered-gptq",
-        [5.28, -8.18, 3.72],
+        &[5.28, -8.18, 3.72],
     ),
 ];
 
@@ -45,26 +80,36 @@ const PAPER: [f64; 3] = [56.96, 53.63, 58.52];
 
 /// Returns a sentence about the accuracy of a format, with its sources.
 pub fn note(format: Format) -> String {
-    let Some(record) = FAMILY.iter().find(|record| record.format == format) else {
+    let Some(record) = RECORDS.iter().find(|record| record.format == format) else {
         return "the reference: the weights as they were trained".into();
     };
-    let training = match format {
-        Format::Int4TwoFour => ", trained on with the zeros",
-        _ => "",
+    let method = match format {
+        Format::Int4TwoFour => "by GPTQ, trained on with the zeros",
+        Format::Fp8 => "by rounding to nearest",
+        _ => "by GPTQ",
     };
-    let [small, middle, large] = record.changes;
-    let family = format!(
-        "perplexity by GPTQ{training}: {small:+.2}, {middle:+.2} and {large:+.2} % \
-         (measured, models of 1M, 5M and 20M parameters: {})",
-        FAMILY_FILES.join(", ")
+    let changes: Vec<String> = record
+        .changes
+        .iter()
+        .map(|change| format!("{change:+.2}"))
+        .collect();
+    let (last, others) = changes
+        .split_last()
+        .map_or((String::new(), String::new()), |(last, others)| {
+            (last.clone(), others.join(", "))
+        });
+    let models = format!(
+        "perplexity {method}: {others} and {last} % (measured, models of {} parameters: {})",
+        record.source.sizes,
+        record.source.files.join(", ")
     );
     let [float, int4, sparse] = PAPER;
     let paper = |mean: f64| {
         format!("; mean of three benchmarks {mean}, f16 {float} (Llama 2: MARLIN, Table 1)")
     };
     match format {
-        Format::Int4 => family + &paper(int4),
-        Format::Int4TwoFour => family + &paper(sparse),
-        Format::F16 | Format::Int8 | Format::Int4G32 => family,
+        Format::Int4 => models + &paper(int4),
+        Format::Int4TwoFour => models + &paper(sparse),
+        _ => models,
     }
 }

@@ -11,7 +11,7 @@ pub mod report;
 #[cfg(test)]
 mod tests;
 
-use marlin_format::{GroupSize, QuantSpec, Sparsity, WeightDescriptor, WeightFormat};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat};
 use marlin_kernels::{ActivationDtype, QuantProblem, Reason, Target, device_layout, plan};
 use marlin_lm::{ModelConfig, ModelSizes};
 use serde::Serialize;
@@ -23,21 +23,30 @@ pub enum Format {
     F16,
     #[serde(rename = "int8 g128")]
     Int8,
+    #[serde(rename = "fp8")]
+    Fp8,
     #[serde(rename = "int4 g32")]
     Int4G32,
+    #[serde(rename = "nvfp4")]
+    Nvfp4,
     #[serde(rename = "int4 g128")]
     Int4,
+    #[serde(rename = "mxfp4")]
+    Mxfp4,
     #[serde(rename = "int4 g128 2:4")]
     Int4TwoFour,
 }
 
 impl Format {
     /// All formats, the most accurate first.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 8] = [
         Self::F16,
         Self::Int8,
+        Self::Fp8,
         Self::Int4G32,
+        Self::Nvfp4,
         Self::Int4,
+        Self::Mxfp4,
         Self::Int4TwoFour,
     ];
 
@@ -45,7 +54,10 @@ impl Format {
         match self {
             Self::F16 => "f16",
             Self::Int8 => "int8 g128",
+            Self::Fp8 => "fp8",
             Self::Int4G32 => "int4 g32",
+            Self::Nvfp4 => "nvfp4",
+            Self::Mxfp4 => "mxfp4",
             Self::Int4 => "int4 g128",
             Self::Int4TwoFour => "int4 g128 2:4",
         }
@@ -54,10 +66,15 @@ impl Format {
     /// Returns the format of quantised weights; `None` for float weights.
     fn weight(self) -> Option<WeightFormat> {
         let int4 = |group| WeightFormat::dense(QuantSpec::int4(group));
+        // Tensor cores take scales in the dtype of the activations.
+        let floats = |spec: QuantSpec| WeightFormat::dense(spec.with_scale_dtype(ScaleDtype::F16));
         match self {
             Self::F16 => None,
             Self::Int8 => Some(WeightFormat::dense(QuantSpec::int8(GroupSize::G128))),
+            Self::Fp8 => Some(floats(QuantSpec::fp8())),
             Self::Int4G32 => Some(int4(GroupSize::G32)),
+            Self::Nvfp4 => Some(floats(QuantSpec::nvfp4())),
+            Self::Mxfp4 => Some(floats(QuantSpec::mxfp4())),
             Self::Int4 => Some(int4(GroupSize::G128)),
             Self::Int4TwoFour => Some(int4(GroupSize::G128).with_sparsity(Sparsity::TwoFour)),
         }

@@ -144,6 +144,27 @@ pub const DECODE: &[Record] = &[
     Record {
         card: H200,
         model: Model::Llama2Seven,
+        format: Format::Fp8,
+        file: "decode-floats-llama-2-7b-h200.json",
+        milliseconds: &[(1, 2.178), (16, 2.766), (64, 4.506)],
+    },
+    Record {
+        card: H200,
+        model: Model::Llama2Seven,
+        format: Format::Nvfp4,
+        file: "decode-floats-llama-2-7b-h200.json",
+        milliseconds: &[(1, 1.791), (16, 2.347), (64, 4.281)],
+    },
+    Record {
+        card: H200,
+        model: Model::Llama2Seven,
+        format: Format::Mxfp4,
+        file: "decode-floats-llama-2-7b-h200.json",
+        milliseconds: &[(1, 1.717), (16, 2.209), (64, 4.185)],
+    },
+    Record {
+        card: H200,
+        model: Model::Llama2Seven,
         format: Format::Int4TwoFour,
         file: "decode-24-llama-2-7b-h200.json",
         milliseconds: &[(1, 1.324)],

@@ -1,5 +1,5 @@
 use super::Format;
-use super::accuracy::{FAMILY, FAMILY_FILES, FAMILY_MODELS, note};
+use super::accuracy::{RECORDS, note};
 use super::cards::{CARDS, CardSpec, H100, H200};
 use super::cost::{self, Basis, REFERENCES};
 use super::records::{DECODE, DTYPE, Model, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, Record};
@@ -26,6 +26,9 @@ fn weights_name(format: Format) -> &'static str {
     match format {
         Format::F16 => "f16",
         Format::Int8 => "w8a16",
+        Format::Fp8 => "fp8",
+        Format::Nvfp4 => "nvfp4",
+        Format::Mxfp4 => "mxfp4",
         Format::Int4 => "w4a16",
         Format::Int4TwoFour => "w4a16-24",
         Format::Int4G32 => "none",
@@ -109,14 +112,17 @@ fn records_have_the_times_of_their_files() {
 
 #[test]
 fn changes_of_perplexity_are_those_of_the_files() {
-    let files =
-        FAMILY_FILES.map(|file| -> Value { serde_json::from_str(&record_text(file)).unwrap() });
-    let models: Vec<&Value> = files
-        .iter()
-        .flat_map(|file| file["models"].as_array().unwrap())
-        .collect();
-    for record in FAMILY {
-        for (name, change) in FAMILY_MODELS.iter().zip(record.changes) {
+    for record in RECORDS {
+        let files = record.source.files.iter();
+        let files: Vec<Value> = files
+            .map(|file| serde_json::from_str(&record_text(file)).unwrap())
+            .collect();
+        let models: Vec<&Value> = files
+            .iter()
+            .flat_map(|file| file["models"].as_array().unwrap())
+            .collect();
+        assert_eq!(record.changes.len(), record.source.models.len());
+        for (name, change) in record.source.models.iter().zip(record.changes) {
             let model = models.iter().find(|model| model["name"] == *name).unwrap();
             let variants = model["variants"].as_array().unwrap();
             let variant = variants

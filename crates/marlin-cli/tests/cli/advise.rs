@@ -81,6 +81,8 @@ fn llama_2_7b_on_an_h200_is_measured() {
         ("f16", 128),
         ("int8 g128", 65),
         ("int4 g32", 36),
+        ("nvfp4", 40),
+        ("mxfp4", 36),
         ("int4 g128", 33),
         ("int4 g128 2:4", 25),
     ] {
@@ -157,7 +159,16 @@ fn text_says_what_is_measured_and_ends_with_advice() {
         "{last}"
     );
     // A row of each format, and a row of decode of each format with 1, 8 and 64 sequences.
-    for name in ["f16", "int8 g128", "int4 g32", "int4 g128", "int4 g128 2:4"] {
+    for name in [
+        "f16",
+        "int8 g128",
+        "fp8",
+        "int4 g32",
+        "nvfp4",
+        "int4 g128",
+        "mxfp4",
+        "int4 g128 2:4",
+    ] {
         let rows = text
             .lines()
             .filter(|line| line.starts_with(&format!("{name}  ")))
@@ -174,7 +185,7 @@ fn every_card_gives_advice() {
         assert_eq!(advice["card"]["name"], card);
         assert!(!advice["card"]["source"].as_str().unwrap().is_empty());
         let rows = advice["formats"].as_array().unwrap();
-        assert_eq!(rows.len(), 5, "{card}");
+        assert_eq!(rows.len(), 8, "{card}");
         for row in rows {
             let step = &row["decode"][0]["step"];
             let (floor, time) = (&step["floor_milliseconds"], &step["milliseconds"]);

@@ -193,6 +193,46 @@ fn eight_bits_are_written_and_run() {
     }
 }
 
+/// Costs 2 s.
+#[test]
+fn a_head_in_eight_bits_costs_the_shipped_model_nothing() {
+    let folder = Folder::tiny();
+    let report = succeed_json(&args![
+        "quantize",
+        shipped(),
+        &folder.target,
+        "--group",
+        "g32",
+        "--head",
+        "8",
+        "--json"
+    ]);
+    let layers = report["quantized"].as_array().unwrap();
+    let head = layers.iter().find(|layer| layer["name"] == "lm_head");
+    assert_eq!(head.unwrap()["format"], "int8 g128 f16");
+    let config = read_json(&folder.target.join("config.json"));
+    assert_eq!(config["tie_word_embeddings"], false);
+    assert_eq!(config["quantization_config"]["ignore"], json!([]));
+    let without = folder.beside("float-head");
+    succeed(&args!["quantize", shipped(), &without, "--group", "g32"]);
+    let perplexity = |dir: &std::path::Path| {
+        let found = succeed_json(&args![
+            "perplexity",
+            dir,
+            "--text",
+            heldout(),
+            "--device",
+            "flex",
+            "--max-tokens",
+            "2048",
+            "--json"
+        ]);
+        found["perplexity"].as_f64().unwrap()
+    };
+    let (float, eight) = (perplexity(&without), perplexity(&folder.target));
+    assert!((eight / float - 1.0).abs() < 0.002, "{float}, {eight}");
+}
+
 #[test]
 fn gptq_files_are_written() {
     let folder = Folder::tiny();
