@@ -52,8 +52,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     ));
 }
 
-/// Returns a test that passes without a check on cards without products of e4m3, where no plan has a
-/// tile of them.
+/// Returns a test that passes without a check on cards without products of e4m3, where no plan has
+/// a tile of them.
 fn on_fp8(device: &Named, name: &str, body: impl FnOnce(&Bench) + Send + 'static) -> Trial {
     trial(device, name, move |device| {
         let bench = Bench::new(device);

@@ -50,8 +50,8 @@ pub struct Card {
 }
 
 impl Card {
-    /// Returns the coverage of a tile. The card whose PTX is that of another one has products of e4m3,
-    /// which the other one has not.
+    /// Returns the coverage of a tile. The card whose PTX is that of another one has products of
+    /// e4m3, which the other one has not.
     pub fn coverage_of(&self, tile: &Tile) -> Coverage {
         match self.coverage {
             Coverage::SamePtx(_) if tile.is_fp8() => Coverage::Pairs,

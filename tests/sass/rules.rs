@@ -31,9 +31,9 @@ pub struct Counts {
     pub logic: usize,
     /// The number of pairs of weights that are converted to floats. A pair of 4 bits takes a
     /// `lop3`: a mask and an or, or only a mask if weights are multiplied as f16 in their stored
-    /// form. A pair of 8 bits takes one `prmt`, or two for bf16. A pair of floats takes a mask, or a
-    /// mask and an or, or on cards with `wgmma` an instruction from e4m3 to f16. A product of e4m3
-    /// takes the codes as they are.
+    /// form. A pair of 8 bits takes one `prmt`, or two for bf16. A pair of floats takes a mask, or
+    /// a mask and an or, or on cards with `wgmma` an instruction from e4m3 to f16. A product of
+    /// e4m3 takes the codes as they are.
     pub pairs: usize,
 }
 
@@ -65,8 +65,8 @@ impl Counts {
         } else {
             "0x64006400"
         };
-        // The masks of the exponents and mantissas of two floats, which are or-ed to their signs, and
-        // of floats that are as f16 has them.
+        // The masks of the exponents and mantissas of two floats, which are or-ed to their signs,
+        // and of floats that are as f16 has them.
         let (magnitude, in_place) = match (config.value, config.bf16) {
             (WeightValue::E4m3, true) => ("0x7f007f0", "none"),
             (WeightValue::E4m3, false) => ("0x3f803f80", "none"),
@@ -204,9 +204,9 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     // A warp's share of one step is `columns` by `depth` of the weight, and the tile's rows by
     // `depth` of the activations.
     let (columns, depth) = (tile.columns() / tile.warps_n, tile.depth() / tile.warps_k);
-    // A product takes 16 of a warp's columns by 16 stored rows of K, 32 of e4m3; mma.sync multiplies
-    // them by 8 rows of activations, wgmma by all rows of the tile, or half of a warp's outputs in
-    // e4m3. The loop over steps is not unrolled.
+    // A product takes 16 of a warp's columns by 16 stored rows of K, 32 of e4m3; mma.sync
+    // multiplies them by 8 rows of activations, wgmma by all rows of the tile, or half of a warp's
+    // outputs in e4m3. The loop over steps is not unrolled.
     let rows = match tile.product {
         Product::Fp8Wgmma => fp8_rows(config),
         Product::Wgmma | Product::SparseWgmma => tile.rows(),
@@ -238,8 +238,8 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
         ),
     );
     // One wait for each 16 stored rows of K, one for each group with a separate sum, and one at the
-    // end. With e4m3, one for each half of a warp's outputs. ptxas inserts any further waits between
-    // products.
+    // end. With e4m3, one for each half of a warp's outputs. ptxas inserts any further waits
+    // between products.
     let groups = if config.multiplies_subnormals() {
         config.groups_in_chunk()
     } else {
@@ -287,10 +287,10 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     );
     if tile.is_wgmma() {
         // The bulk copies of a row of chunks are four rows of tiles (eight for 8 bits, sixteen for
-        // a chunk of 128 rows), two of metadata, and the scales and zero points of each group. A box
-        // of activations is copied for each 128 bytes of a row. A producer starts all copies of a step. Without a producer, each
-        // warp starts a quarter of the tiles and one of the other copies. The compiler may have
-        // unrolled the loop around the copies.
+        // a chunk of 128 rows), two of metadata, and the scales and zero points of each group. A
+        // box of activations is copied for each 128 bytes of a row. A producer starts all copies of
+        // a step. Without a producer, each warp starts a quarter of the tiles and one of the other
+        // copies. The compiler may have unrolled the loop around the copies.
         let groups = if config.group == GroupSize::Channel {
             0
         } else {

@@ -52,8 +52,8 @@ const fn record(
     }
 }
 
-/// The changes by GPTQ, and of 2:4 weights by GPTQ after training with their zeros; of FP8 by rounding
-/// to nearest.
+/// The changes by GPTQ, and of 2:4 weights by GPTQ after training with their zeros; of FP8 by
+/// rounding to nearest.
 pub const RECORDS: [ModelsRecord; 7] = [
     record(Format::Int8, &FAMILY, "int8-g128-gptq", &[-0.02, 0.01, 0.0]),
     record(Format::Fp8, &SHIPPED, "fp8-rtn", &[0.33, 0.23]),

@@ -17,7 +17,8 @@ const E2M1: [BitMove; 8] = [
     (0x7000_7000, -12),
 ];
 
-/// Returns the moves of [`scatter_bits`]; none for integers and e4m3, whose bits stay where they are.
+/// Returns the moves of [`scatter_bits`]; none for integers and e4m3, whose bits stay where they
+/// are.
 pub const fn bit_moves(value: WeightValue) -> &'static [BitMove] {
     match value {
         WeightValue::Int4 | WeightValue::Int8 | WeightValue::E4m3 => &[],
@@ -25,20 +26,20 @@ pub const fn bit_moves(value: WeightValue) -> &'static [BitMove] {
     }
 }
 
-/// Returns a word of e2m1 with its bits in the order of tensor-core kernels; a word of other values as
-/// it is. [`gather_bits`] is the inverse.
+/// Returns a word of e2m1 with its bits in the order of tensor-core kernels; a word of other values
+/// as it is. [`gather_bits`] is the inverse.
 ///
 /// A value has a sign `s`, and bits of exponent and mantissa, `x`. In f16, the sign belongs to bit
-/// 15, and `x` to bits 11 to 9. In each half of a word, with values 0 to 3 from the lowest nibble of
-/// the half:
+/// 15, and `x` to bits 11 to 9. In each half of a word, with values 0 to 3 from the lowest nibble
+/// of the half:
 ///
 /// | bits | 15 | 14 | 13 | 12 | 11 to 9 | 8 to 6 | 5 to 3 | 2 to 0 |
 /// |---|---|---|---|---|---|---|---|---|
 /// | hold | `s` 0 | `s` 2 | `s` 3 | `s` 1 | `x` 0 | `x` 1 | `x` 2 | `x` 3 |
 ///
-/// A mask selects the first value of each half as f16. The same mask selects the second value after a
-/// shift by 3 to the left. The others take a shift and a mask for each of their parts, as all values
-/// would in their own order.
+/// A mask selects the first value of each half as f16. The same mask selects the second value after
+/// a shift by 3 to the left. The others take a shift and a mask for each of their parts, as all
+/// values would in their own order.
 pub const fn scatter_bits(word: u32, value: WeightValue) -> u32 {
     let moves = bit_moves(value);
     if moves.is_empty() {

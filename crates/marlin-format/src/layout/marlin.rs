@@ -60,10 +60,10 @@ const TILE_WORDS: usize = 128;
 /// **e2m1**, used by kernels only: the nibbles of 4-bit values, with the bits of each word in
 /// [another order](super::scatter_bits). [`index`](Self::index) says the nibble before.
 ///
-/// **e4m3**, used by kernels only: tiles of 8 bits, two of which, one below the other, cover 16 rows.
-/// Word `j` of a lane holds four rows of one column, `16j + groupID` in the upper tile and `16j + 8 +
-/// groupID` in the lower one. `wgmma` of e4m3 takes such a word as it is; in f16 and bf16, the two
-/// values of a register are 16 bits apart.
+/// **e4m3**, used by kernels only: tiles of 8 bits, two of which, one below the other, cover 16
+/// rows. Word `j` of a lane holds four rows of one column, `16j + groupID` in the upper tile and
+/// `16j + 8 + groupID` in the lower one. `wgmma` of e4m3 takes such a word as it is; in f16 and
+/// bf16, the two values of a register are 16 bits apart.
 ///
 /// | byte | 0 | 1 | 2 | 3 |
 /// |---|---|---|---|---|

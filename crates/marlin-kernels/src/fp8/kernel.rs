@@ -36,8 +36,8 @@ impl RowsConfig {
 }
 
 /// Rounds a row: `codes` [M, K / 16] in the order that the [module](super) defines, and `scales`
-/// `[M]`. With a norm, `x` is added to `residual`, the result is stored in `sum`, and its RMSNorm is
-/// rounded.
+/// `[M]`. With a norm, `x` is added to `residual`, the result is stored in `sum`, and its RMSNorm
+/// is rounded.
 #[cube(launch_unchecked)]
 pub(super) fn quantize_rows<F: Float>(
     x: &[Vector<F, Const<8>>],

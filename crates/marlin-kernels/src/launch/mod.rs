@@ -30,8 +30,8 @@ pub struct Operands {
     pub weight: WeightBuffers,
     /// The bias `[N]`, in the activations' dtype.
     pub bias: Option<BufferArg>,
-    /// The output: [M, N], or [M, N / 2] with SwiGLU, at an address that is a multiple of 16, because
-    /// tiles of many rows store 16 bytes at a time. Every element is written.
+    /// The output: [M, N], or [M, N / 2] with SwiGLU, at an address that is a multiple of 16,
+    /// because tiles of many rows store 16 bytes at a time. Every element is written.
     pub out: BufferArg,
 }
 
@@ -50,8 +50,8 @@ pub struct NormOperands {
 }
 
 impl NormOperands {
-    /// Returns the residual stream, the norm's weight and the sum as optional arguments of a kernel;
-    /// without a norm, none.
+    /// Returns the residual stream, the norm's weight and the sum as optional arguments of a
+    /// kernel; without a norm, none.
     ///
     /// # Errors
     /// [`KernelError::Length`] for a buffer of the wrong length.

@@ -112,9 +112,9 @@ pub fn cvt_e4m3x4(first: f32, second: f32, third: f32, fourth: f32) -> u32 {
     read::<u32>(d)
 }
 
-/// `cvt.rn.f16x2.e4m3x2`: returns the numbers of the e4m3 codes in bytes 0 and 1, or (`upper`) 2 and
-/// 3; from compute capability 8.9 on. An H200 takes as long as for two logical instructions. The
-/// compiler does not move the instruction.
+/// `cvt.rn.f16x2.e4m3x2`: returns the numbers of the e4m3 codes in bytes 0 and 1, or (`upper`) 2
+/// and 3; from compute capability 8.9 on. An H200 takes as long as for two logical instructions.
+/// The compiler does not move the instruction.
 #[cube]
 pub fn cvt_f16x2_e4m3(codes: u32, #[comptime] upper: bool) -> u32 {
     let d: u32;

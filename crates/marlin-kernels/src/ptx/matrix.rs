@@ -49,8 +49,8 @@ pub fn mma_sp_m16n8k32(
     read::<F4>(d)
 }
 
-/// `mma.sync.m16n8k32` of e4m3: multiplies like [`mma_m16n8k16()`], with 32 values of K, one byte each;
-/// from compute capability 8.9 on.
+/// `mma.sync.m16n8k32` of e4m3: multiplies like [`mma_m16n8k16()`], with 32 values of K, one byte
+/// each; from compute capability 8.9 on.
 #[cube]
 pub fn mma_e4m3_m16n8k32(a: U4, b0: u32, b1: u32, c: F4) -> F4 {
     let d: F4;

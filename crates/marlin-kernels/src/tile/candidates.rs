@@ -77,9 +77,9 @@ const BYTE_TILES: [(Tile, u32); 22] = [
     // A chunk of 128 rows of K: 4096 rows took 345 us for Llama 2 7B's qkv with both.
     (fp8_wgmma(16, 8, 1), 220),
     (fp8_wgmma(32, 8, 1), 430),
-    // This tile is for compute capability 8.9. Its time was not measured: a chunk of 64 rows of K takes
-    // the 64 rows of activations of the tile below 211 ns, and the tensor cores multiply twice as many
-    // e4m3 at a time.
+    // This tile is for compute capability 8.9. Its time was not measured: a chunk of 64 rows of K
+    // takes the 64 rows of activations of the tile below 211 ns, and the tensor cores multiply
+    // twice as many e4m3 at a time.
     (fp8_mma(6, 4, 1), 160),
     (sparse(1, 1, 8), 97),
     // This tile is for the 99 KB of shared memory of compute capability 8.6 and 8.9. Its time was

@@ -277,8 +277,9 @@ impl Config {
         self.tile.warps_k * 8 * self.reduce_stride()
     }
 
-    /// Returns the number of floats of the reduction buffer: eight rows, or twice eight rows, so that
-    /// the next eight are stored while these are read. The blocks of a cluster have no room for more.
+    /// Returns the number of floats of the reduction buffer: eight rows, or twice eight rows, so
+    /// that the next eight are stored while these are read. The blocks of a cluster have no room
+    /// for more.
     pub(crate) const fn reduce_floats(&self) -> usize {
         if self.has_runs() && !self.tile.is_clustered() {
             2 * self.eight_rows_floats()

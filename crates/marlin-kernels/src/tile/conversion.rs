@@ -30,8 +30,8 @@ pub(crate) enum Conversion {
 }
 
 impl Conversion {
-    /// Returns the conversion of a kind of values to bf16, or to f16; `has_cvt` is true on cards that
-    /// have an instruction from e4m3.
+    /// Returns the conversion of a kind of values to bf16, or to f16; `has_cvt` is true on cards
+    /// that have an instruction from e4m3.
     pub const fn new(value: WeightValue, bf16: bool, has_cvt: bool) -> Self {
         match (value, bf16) {
             (WeightValue::Int4, false) => Self::Int4ToF16,

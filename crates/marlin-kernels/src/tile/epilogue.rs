@@ -224,8 +224,8 @@ fn add_along_k(
     }
 }
 
-/// Returns the first column of a tile whose sums a warp has; with e4m3, that of the chunk that a warp
-/// shares with others.
+/// Returns the first column of a tile whose sums a warp has; with e4m3, that of the chunk that a
+/// warp shares with others.
 #[cube]
 fn first_column(warp_n: u32, #[comptime] config: Config) -> u32 {
     if comptime!(config.tile.is_fp8()) {

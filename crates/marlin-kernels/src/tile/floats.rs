@@ -22,8 +22,8 @@ use crate::ptx::{cvt_f16x2_e4m3, fma_bf16x2, lop3_and_or, mul_f16x2, prmt};
 use cubecl::prelude::*;
 
 /// Returns the numbers of two e2m1 values of a word, nibbles `nibble` and `nibble + 4` before
-/// [`scatter_bits`](marlin_format::layout::scatter_bits) moved their bits: 1, 2, 4 and 4 instructions
-/// for the four pairs in f16, 3, 3, 4 and 4 in bf16, and one to lift each pair.
+/// [`scatter_bits`](marlin_format::layout::scatter_bits) moved their bits: 1, 2, 4 and 4
+/// instructions for the four pairs in f16, 3, 3, 4 and 4 in bf16, and one to lift each pair.
 #[cube]
 pub(super) fn e2m1_pair(word: u32, #[comptime] nibble: u32, #[comptime] config: Config) -> u32 {
     let pair = if comptime!(!config.bf16 && nibble < 2) {
@@ -57,9 +57,9 @@ pub(crate) fn shifted(word: u32, #[comptime] by: i32) -> u32 {
     }
 }
 
-/// Returns the numbers of two e4m3 values of a word, bytes 0 and 2 or (`upper`) bytes 1 and 3: 4 and 3
-/// instructions for the two pairs, and one to lift each pair. With an instruction from e4m3, one for
-/// each pair and one for both.
+/// Returns the numbers of two e4m3 values of a word, bytes 0 and 2 or (`upper`) bytes 1 and 3: 4
+/// and 3 instructions for the two pairs, and one to lift each pair. With an instruction from e4m3,
+/// one for each pair and one for both.
 #[cube]
 pub(super) fn e4m3_pair(word: u32, #[comptime] upper: bool, #[comptime] config: Config) -> u32 {
     if comptime!(config.conversion() == Conversion::E4m3ToF16ByCvt) {

@@ -40,8 +40,8 @@ pub(crate) fn chunk(warp: u32, #[comptime] tile: Tile) -> u32 {
     warp / comptime!(4 / tile.sub_tiles() as u32)
 }
 
-/// Reads fragment A of 32 rows of K, the `k32`-th of a chunk, from a lane's `words` of a sub-tile in
-/// the first row of tiles of the chunk; rows of tiles are `row` bytes apart.
+/// Reads fragment A of 32 rows of K, the `k32`-th of a chunk, from a lane's `words` of a sub-tile
+/// in the first row of tiles of the chunk; rows of tiles are `row` bytes apart.
 ///
 /// With `groupID = lane / 4` and `t = lane % 4`, and the rows of K in the order of
 /// [`fp8`](crate::fp8) (PTX ISA, "Matrix Fragments for mma.m16n8k32" and "for
@@ -64,8 +64,8 @@ pub(crate) fn fragment(words: u32, #[comptime] k32: usize, #[comptime] row: u32)
     fragment
 }
 
-/// Returns the scales of an accumulator's four elements, of columns `groupID` and `groupID + 8`, for a
-/// weight with a scale for each 128 rows of K. `scales` is the address of the lane's pair.
+/// Returns the scales of an accumulator's four elements, of columns `groupID` and `groupID + 8`,
+/// for a weight with a scale for each 128 rows of K. `scales` is the address of the lane's pair.
 #[cube]
 pub(crate) fn column_scales(scales: u32, #[comptime] config: Config) -> F4 {
     let pair = ld_shared_4(scales);

@@ -102,8 +102,8 @@ pub(crate) fn load_words(
 }
 
 /// Returns a lane's words of sub-tile `j` in the first and in the last tile of a step: of 8-bit
-/// integers, the first and the last rows, of e4m3, the first and the last columns. With 4 bits a step
-/// has one tile, so both words are the same.
+/// integers, the first and the last rows, of e4m3, the first and the last columns. With 4 bits a
+/// step has one tile, so both words are the same.
 #[cube]
 pub(crate) fn sub_tile(
     sets: &Array<U4>,

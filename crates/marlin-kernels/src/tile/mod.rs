@@ -1,13 +1,13 @@
-//! The shared parts of the Marlin kernels, weights of 4 and 8 bits on tensor cores, for NVIDIA cards
-//! from compute capability 8.0 on. Two kernels use them: [`mma_sync`](crate::matmul::mma_sync) and
-//! [`wgmma`](crate::matmul::wgmma).
+//! The shared parts of the Marlin kernels, weights of 4 and 8 bits on tensor cores, for NVIDIA
+//! cards from compute capability 8.0 on. Two kernels use them:
+//! [`mma_sync`](crate::matmul::mma_sync) and [`wgmma`](crate::matmul::wgmma).
 //!
-//! Supported: any M, N and K; integers in groups of 32, 64, 128 or a whole column, symmetric or with
-//! zero points; e2m1 in groups of 16 or 32, and e4m3 in groups of 128 or a whole column; a bias;
-//! activations, scales and output all in f16 or all in bf16. Products accumulate in f32, within a
-//! block and across blocks. The same inputs give the same bits. Where a weight of e4m3 allows it and
-//! K is a multiple of 128, [`Product::Fp8MmaSync`] and [`Product::Fp8Wgmma`] take activations that are
-//! rounded to e4m3 ([`fp8`](crate::fp8)).
+//! Supported: any M, N and K; integers in groups of 32, 64, 128 or a whole column, symmetric or
+//! with zero points; e2m1 in groups of 16 or 32, and e4m3 in groups of 128 or a whole column; a
+//! bias; activations, scales and output all in f16 or all in bf16. Products accumulate in f32,
+//! within a block and across blocks. The same inputs give the same bits. Where a weight of e4m3
+//! allows it and K is a multiple of 128, [`Product::Fp8MmaSync`] and [`Product::Fp8Wgmma`] take
+//! activations that are rounded to e4m3 ([`fp8`](crate::fp8)).
 //!
 //! Refused, on the host and with the numbers in the message: buffers whose length does not fit the
 //! problem, f32 activations, scales in another dtype than the activations, and operands of 2^32

@@ -173,8 +173,8 @@ impl Overrides {
         }
     }
 
-    /// Records a layer that overrides do not apply to, such as the head: an exclusion of it counts as
-    /// used.
+    /// Records a layer that overrides do not apply to, such as the head: an exclusion of it counts
+    /// as used.
     pub fn stays(&mut self, name: &str) {
         for entry in self
             .entries

@@ -148,8 +148,8 @@ fn head_plan<'a>(
     })
 }
 
-/// Checks that a layer [K, N] can be quantised and written in the target's format, and that the host
-/// has the memory.
+/// Checks that a layer [K, N] can be quantised and written in the target's format, and that the
+/// host has the memory.
 fn check(
     view: &TensorView<'_>,
     layer: &str,

@@ -1,4 +1,5 @@
-//! The products of a step of a weight whose groups have at least 32 rows, one group after the other.
+//! The products of a step of a weight whose groups have at least 32 rows, one group after the
+//! other.
 
 use super::config::{GemvConfig, GemvSizes};
 use super::weight::{WeightAddresses, WeightLoads};

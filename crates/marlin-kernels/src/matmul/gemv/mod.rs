@@ -49,8 +49,8 @@
 //! end.
 //!
 //! **Products** are computed as in `fragment.rs` for few rows: stored weights are f16 subnormals,
-//! one further product subtracts the zero points, and a group's sums are scaled in f32 (`groups.rs`).
-//! Groups of 16 are summed side by side (`groups_of_16.rs`).
+//! one further product subtracts the zero points, and a group's sums are scaled in f32
+//! (`groups.rs`). Groups of 16 are summed side by side (`groups_of_16.rs`).
 
 mod config;
 #[cfg(feature = "cubecl-runtime")]

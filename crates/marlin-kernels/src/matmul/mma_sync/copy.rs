@@ -158,8 +158,8 @@ const fn team_threads(config: &Config) -> u32 {
 ///
 /// A warp copies the chunk that it will multiply: a lane's 16 bytes of a tile are the lane's own
 /// words. The activations of a chunk are copied by the threads of a team together, in runs of 16
-/// bytes. Runs are swizzled in blocks of eight: run `c` of row `r` is stored at
-/// position `c ^ (r % 8)`, so that `ldmatrix` reads eight rows without bank conflicts.
+/// bytes. Runs are swizzled in blocks of eight: run `c` of row `r` is stored at position
+/// `c ^ (r % 8)`, so that `ldmatrix` reads eight rows without bank conflicts.
 #[derive(CubeType, Clone, Copy)]
 struct Copies {
     /// Address of the lane's words in the first tile of the chunk.

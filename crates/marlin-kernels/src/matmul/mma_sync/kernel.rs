@@ -14,9 +14,9 @@ use crate::tile::stripe::{TilePart, units_of_block};
 use cubecl::prelude::*;
 
 /// Computes out = x W + bias. W is in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or in
-/// [`SparseLayout`](marlin_format::layout::SparseLayout) if it is 2:4, padded to chunks. With a tile of
-/// e4m3, an element of x is two codes ([`fp8`](crate::fp8)), and `row_scales` `[M]` has the scales of
-/// its rows.
+/// [`SparseLayout`](marlin_format::layout::SparseLayout) if it is 2:4, padded to chunks. With a
+/// tile of e4m3, an element of x is two codes ([`fp8`](crate::fp8)), and `row_scales` `[M]` has the
+/// scales of its rows.
 ///
 /// The product is computed transposed: fragment A holds 16 columns of the weight and fragment B
 /// eight rows of activations, so a tile of few rows wastes at most seven rows.

@@ -123,8 +123,8 @@ pub(super) fn multiply(
     }
 }
 
-/// Returns the place of a lane's row of activations in a stage, and the position of its first run of
-/// 16 bytes there.
+/// Returns the place of a lane's row of activations in a stage, and the position of its first run
+/// of 16 bytes there.
 ///
 /// Lane 8i + r gives the address of row r of matrix i of ldmatrix.x4. With one batch tile the four
 /// matrices are 64 bytes of a row, 32 rows of K; with more, they are 32 bytes of two batch tiles.
@@ -184,8 +184,8 @@ fn b_set(step: usize, batch_tiles: usize) -> usize {
     }
 }
 
-/// Loads the B fragments of one step of 16 rows of K, or 32 of e4m3: for each batch tile the two
-/// registers that a product takes.
+/// Loads the B fragments of one step of 16 rows of K: for each batch tile the two registers that
+/// `mma.m16n8k16` takes.
 #[cube]
 fn load_activations(
     address: u32,

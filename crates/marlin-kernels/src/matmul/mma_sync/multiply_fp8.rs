@@ -7,9 +7,9 @@ use crate::tile::fp8::{column_scales, fragment, sub_tile};
 use crate::tile::shape::{CHUNK_STEPS, TILE_BYTES};
 use cubecl::prelude::*;
 
-/// Adds the products of a warp's chunk, 64 columns by 128 rows of K, to its sums, scaled if the weight
-/// has a scale for each 128 rows. `sums[j * batch_tiles + b]` holds the columns of sub-tile `j`
-/// ([`sub_tile`]) and the rows `8b..8b + 8`.
+/// Adds the products of a warp's chunk, 64 columns by 128 rows of K, to its sums, scaled if the
+/// weight has a scale for each 128 rows. `sums[j * batch_tiles + b]` holds the columns of sub-tile
+/// `j` ([`sub_tile`]) and the rows `8b..8b + 8`.
 ///
 /// The tensor cores add e4m3 products with fewer bits than f32 has, so the products of a chunk have
 /// accumulators of their own, and are then added to the sums. The registers have room for those of

@@ -4,13 +4,13 @@
 //! The tensor cores add e4m3 products with 14 bits of mantissa, so their sums are added to sums in
 //! f32 every 128 rows of K. Two sets of accumulators of all of a warp's outputs do not fit in the
 //! registers. A warp therefore multiplies in two halves ([`Half`]), each over a whole chunk of 128
-//! rows of K, with the same accumulators: both halves of the tile's 256 rows of activations with one
-//! sub-tile of the weight, or two sub-tiles with 128 rows. While a warpgroup adds, the other one
-//! multiplies.
+//! rows of K, with the same accumulators: both halves of the tile's 256 rows of activations with
+//! one sub-tile of the weight, or two sub-tiles with 128 rows. While a warpgroup adds, the other
+//! one multiplies.
 //!
 //! The words of the next step, or of the second sub-tile, are loaded while products run
-//! ([`fragment`]). In the loop alone on an H200, with 256 rows, the tensor cores are busy 99 % of the
-//! time, and 85 % if a step loads its own words first.
+//! ([`fragment`]). In the loop alone on an H200, with 256 rows, the tensor cores are busy 99 % of
+//! the time, and 85 % if a step loads its own words first.
 
 use super::pipeline::PipelineState;
 use super::warpgroup::{accumulator, words_row};
@@ -56,9 +56,9 @@ pub(super) fn half_rows(tile: &Tile) -> usize {
     tile.rows() * tile.sub_tiles() / HALVES
 }
 
-/// Multiplies `steps` steps of a tile, and adds the products of a warp's columns to `sums` every 128
-/// rows of K, scaled if the weight has a scale for each 128 rows. All products are complete at the
-/// end, and their stages are released.
+/// Multiplies `steps` steps of a tile, and adds the products of a warp's columns to `sums` every
+/// 128 rows of K, scaled if the weight has a scale for each 128 rows. All products are complete at
+/// the end, and their stages are released.
 #[cube]
 pub(super) fn multiply(
     state: &mut PipelineState,
@@ -120,8 +120,8 @@ pub(super) fn multiply(
     }
 }
 
-/// Adds the accumulators to the sums of a half, multiplied by the scales if the weight has a scale for
-/// each 128 rows.
+/// Adds the accumulators to the sums of a half, multiplied by the scales if the weight has a scale
+/// for each 128 rows.
 #[cube]
 fn add(sums: &mut Array<F4>, #[comptime] half: Half, scales: F4, #[comptime] config: Config) {
     let first = comptime!(half.sub_tile * config.tile.batch_tiles + half.row / 8);
