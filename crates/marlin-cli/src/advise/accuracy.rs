@@ -35,7 +35,7 @@ const FAMILY: Source = Source {
 const SHIPPED: Source = Source {
     models: &["1m", "5m"],
     sizes: "1M and 5M",
-    files: &["floats-perplexity.json"],
+    files: &["family-floats-cpu.json"],
 };
 
 const fn record(
