@@ -125,18 +125,20 @@ fn matmuls(dense: &str, sparse: &str) -> Result<String, Error> {
         for (rows, label) in [(&dense, layer), (&sparse, "the same, 2:4")] {
             let of_m = |m| rows.iter().find(|row| row.shape == shape && row.m == m);
             let Some(first) = of_m(1) else { continue };
-            let mut line = format!(
+            let start = format!(
                 "| {label} | {} x {} | {:.1}",
                 first.k, first.n, first.floor_us
             );
-            for m in ROWS {
-                let time = of_m(m).map_or(String::new(), |row| format!("{:.1}", row.us));
-                let _ = write!(line, " | {time}");
-            }
-            lines.push(line + " |");
+            lines.push(start + &times(ROWS.map(of_m)));
         }
     }
     Ok(lines.join("\n"))
+}
+
+/// The end of a table's line: the times of matmuls, in microseconds.
+fn times<const N: usize>(rows: [Option<&Matmul>; N]) -> String {
+    let cells = rows.map(|row| row.map_or(String::new(), |row| format!("{:.1}", row.us)));
+    format!(" | {} |", cells.join(" | "))
 }
 
 /// The times of Llama 2 7B's matmuls in several formats, in microseconds.
@@ -168,12 +170,8 @@ fn matmuls_of_formats() -> Result<String, Error> {
                 })
             };
             let floor = of_m(1).map_or(f64::NAN, |row| row.floor_us);
-            let mut line = format!("| {layer} | {label} | {floor:.1}");
-            for m in ROWS {
-                let time = of_m(m).map_or(String::new(), |row| format!("{:.1}", row.us));
-                let _ = write!(line, " | {time}");
-            }
-            lines.push(line + " |");
+            let start = format!("| {layer} | {label} | {floor:.1}");
+            lines.push(start + &times(ROWS.map(of_m)));
         }
     }
     Ok(lines.join("\n"))

@@ -36,8 +36,8 @@ pub struct OpenOptions {
     /// The format that a float output head is rounded to, whether or not it is tied to the
     /// embedding. With `None` the head stays float.
     pub head: Option<QuantSpec>,
-    /// False to keep activations in their dtype where the checkpoint declares that they are rounded to
-    /// e4m3 (W8A8). True takes e4m3 where the card multiplies many rows faster with it.
+    /// False to keep activations in their dtype where the checkpoint declares that they are rounded
+    /// to e4m3 (W8A8). True takes e4m3 where the card multiplies many rows faster with it.
     pub fp8_activations: bool,
 }
 

@@ -67,13 +67,7 @@ pub(super) fn run(
     target: &Path,
     options: &QuantizeOptions,
 ) -> Result<QuantizeReport, ModelError> {
-    quantize_folder(
-        source,
-        target,
-        &SPEC,
-        options,
-        |_| ControlFlow::Continue(()),
-    )
+    quantize_with(source, target, &SPEC, options)
 }
 
 /// Quantises a folder, and stops the run when `steps` steps are done.

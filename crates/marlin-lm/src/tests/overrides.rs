@@ -31,13 +31,7 @@ fn run(
     target: &Path,
     options: &QuantizeOptions,
 ) -> Result<QuantizeReport, ModelError> {
-    quantize_folder(
-        source,
-        target,
-        &SPEC,
-        options,
-        |_| ControlFlow::Continue(()),
-    )
+    quantize_with(source, target, &SPEC, options)
 }
 
 #[test]
@@ -87,13 +81,7 @@ fn marlin_24_holds_the_specs_that_it_has() {
     let config = config_with(
         json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 64 }),
     );
-    let (_a, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng),
-        Dtype::F16,
-    );
+    let (_a, source) = random_folder(&config, Dtype::F16, &mut rng);
     let tokens = random_tokens(8, config.vocab_size, &mut rng);
     let pruned = |format, entries: &[(&str, &str)]| {
         let (parent, target) = temporary();
@@ -164,13 +152,7 @@ fn layers_of_gptq_files_of_phi3_have_both_names() {
         Architecture::Phi3,
         json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96 }),
     );
-    let (_a, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng()),
-        Dtype::F32,
-    );
+    let (_a, source) = random_folder(&config, Dtype::F32, &mut rng());
     let specs = |entries: &[(&str, &str)]| {
         let (_parent, target) = temporary();
         let options = QuantizeOptions {

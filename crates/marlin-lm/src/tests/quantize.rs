@@ -50,9 +50,7 @@ fn quantize_as(
         exclude: exclude.iter().map(ToString::to_string).collect(),
         ..QuantizeOptions::default()
     };
-    quantize_folder(source, target, &spec, &options, |_| {
-        ControlFlow::Continue(())
-    })
+    quantize_with(source, target, &spec, &options)
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Random models in Hugging Face folders, and other helpers of the tests.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, FloatDType};
 use half::{bf16, f16};
+use marlin_format::QuantSpec;
 use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
 use marlin_testing::repository_file;
 use rand::RngExt;
@@ -12,7 +14,10 @@ use rand::rngs::StdRng;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-use crate::{Architecture, LanguageModel, Model, ModelConfig, OpenOptions};
+use crate::{
+    Architecture, LanguageModel, Model, ModelConfig, ModelError, OpenOptions, QuantizeOptions,
+    QuantizeReport, quantize_folder,
+};
 
 pub(crate) use marlin_testing::{relative_error, rng};
 
@@ -189,6 +194,27 @@ pub(crate) fn write_folder(dir: &Path, config: &ModelConfig, weights: &Weights, 
 }
 
 /// Writes a folder like [`write_folder`], in f32, with `shards` files and an index.
+/// Writes a folder with random weights.
+pub(crate) fn random_folder(
+    config: &ModelConfig,
+    dtype: Dtype,
+    rng: &mut StdRng,
+) -> (tempfile::TempDir, PathBuf) {
+    let (parent, dir) = temporary();
+    write_folder(&dir, config, &random_weights(config, rng), dtype);
+    (parent, dir)
+}
+
+/// Quantises a folder to the end.
+pub(crate) fn quantize_with(
+    source: &Path,
+    target: &Path,
+    spec: &QuantSpec,
+    options: &QuantizeOptions,
+) -> Result<QuantizeReport, ModelError> {
+    quantize_folder(source, target, spec, options, |_| ControlFlow::Continue(()))
+}
+
 pub(crate) fn write_sharded(dir: &Path, config: &ModelConfig, weights: &Weights, shards: usize) {
     std::fs::create_dir(dir).unwrap();
     std::fs::write(dir.join("config.json"), config.to_json().to_string()).unwrap();

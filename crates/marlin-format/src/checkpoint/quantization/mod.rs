@@ -166,8 +166,8 @@ impl Quantization {
         })
     }
 
-    /// Returns the quantisation with activations that are rounded to e4m3 where the config declares it,
-    /// as it is by default, or (`false`) with activations that keep their bits everywhere.
+    /// Returns the quantisation with activations that are rounded to e4m3 where the config declares
+    /// it, as it is by default, or (`false`) with activations that keep their bits everywhere.
     pub fn with_fp8_activations(self, fp8_activations: bool) -> Self {
         Self {
             fp8_activations,

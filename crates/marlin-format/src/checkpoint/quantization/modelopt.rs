@@ -10,8 +10,8 @@
 //!
 //! With FP8, activations may be rounded to e4m3, too, with a scale for each row
 //! ([`QuantSpec::fp8_activations`](crate::QuantSpec)); beside NVFP4 they keep their bits.
-//! `kv_cache_quant_algo` and `kv_cache_scheme` are ignored: a cache in e4m3 has a scale for each position
-//! of a head here, which it computes itself.
+//! `kv_cache_quant_algo` and `kv_cache_scheme` are ignored: a cache in e4m3 has a scale for each
+//! position of a head here, which it computes itself.
 //!
 //! Sources: ModelOpt `torch/export/{unified_export_hf,convert_hf_config}.py`; vLLM
 //! `quantization/modelopt.py`.

@@ -17,13 +17,7 @@ use crate::{FileFormat, Method, ModelError, QuantizeOptions, RowOrder, quantize_
 fn forms_and_orders_hold_what_the_walk_has_seen() {
     let mut rng = rng();
     let config = config_of_64();
-    let (_a, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng),
-        Dtype::F16,
-    );
+    let (_a, source) = random_folder(&config, Dtype::F16, &mut rng);
     let samples = samples(&config, &mut rng);
     let tokens = random_tokens(20, config.vocab_size, &mut rng);
     let of = |order, format| {
@@ -55,13 +49,7 @@ fn forms_and_orders_hold_what_the_walk_has_seen() {
 fn act_order_is_written_where_readers_take_it_alone() {
     let mut rng = rng();
     let config = config_of_64();
-    let (_a, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng),
-        Dtype::F16,
-    );
+    let (_a, source) = random_folder(&config, Dtype::F16, &mut rng);
     let (samples, tokens) = (
         samples(&config, &mut rng),
         random_tokens(20, config.vocab_size, &mut rng),

@@ -64,13 +64,7 @@ fn gptq(config: &ModelConfig, order: RowOrder, rng: &mut StdRng) -> QuantizeOpti
 fn folders_in_each_form_hold_what_the_walk_has_seen() {
     let mut rng = rng();
     let config = config_of_64();
-    let (_a, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng),
-        Dtype::F16,
-    );
+    let (_a, source) = random_folder(&config, Dtype::F16, &mut rng);
     let tokens = random_tokens(20, config.vocab_size, &mut rng);
     for order in [RowOrder::WithinGroups, RowOrder::ActOrder] {
         let method = gptq(&config, order, &mut rng).method;
@@ -159,13 +153,7 @@ fn folders_in_each_form_hold_what_the_walk_has_seen() {
 fn layers_of_one_part_share_their_second_moments() {
     let mut rng = rng();
     let config = config_of_64();
-    let (_a, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng),
-        Dtype::F32,
-    );
+    let (_a, source) = random_folder(&config, Dtype::F32, &mut rng);
     let options = gptq(&config, RowOrder::WithinGroups, &mut rng);
     let quantized = |entries: &[(&str, &str)]| {
         let (parent, target) = temporary();

@@ -1,8 +1,5 @@
 //! Tests of folders whose output head is quantised, too.
 
-use std::ops::ControlFlow;
-use std::path::Path;
-
 use burn::tensor::Device;
 use marlin_format::checkpoint::Dtype;
 use marlin_format::{GroupSize, QuantSpec, Sparsity};
@@ -14,30 +11,15 @@ use crate::tests::folder::logits;
 use crate::tests::support::*;
 use crate::{
     FileFormat, LanguageModel, ModelConfig, ModelError, OpenOptions, Projection, QuantizeOptions,
-    QuantizeReport, quantize_folder,
 };
 
 const HEAD: QuantSpec = QuantSpec::int8(GroupSize::G128);
 
 fn config_of(tied: bool) -> ModelConfig {
     config_with(json!({
-        "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 64,
-        "tie_word_embeddings": tied
+        "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96,
+        "vocab_size": 64, "tie_word_embeddings": tied
     }))
-}
-
-fn quantize(
-    source: &Path,
-    target: &Path,
-    options: &QuantizeOptions,
-) -> Result<QuantizeReport, ModelError> {
-    quantize_folder(
-        source,
-        target,
-        &SPEC,
-        options,
-        |_| ControlFlow::Continue(()),
-    )
 }
 
 /// Tests that the head in the file is the head that a float head is rounded to when a folder is
@@ -47,13 +29,7 @@ fn a_head_in_the_file_is_the_head_of_the_option() {
     let mut rng = rng();
     for tied in [false, true] {
         let config = config_of(tied);
-        let (_a, source) = temporary();
-        write_folder(
-            &source,
-            &config,
-            &random_weights(&config, &mut rng),
-            Dtype::F32,
-        );
+        let (_a, source) = random_folder(&config, Dtype::F32, &mut rng);
         let tokens = random_tokens(8, config.vocab_size, &mut rng);
         for format in [FileFormat::CompressedTensors, FileFormat::Gptq] {
             let without = QuantizeOptions {
@@ -65,8 +41,8 @@ fn a_head_in_the_file_is_the_head_of_the_option() {
                 ..without.clone()
             };
             let ((_b, float_head), (_c, target)) = (temporary(), temporary());
-            let float_report = quantize(&source, &float_head, &without).unwrap();
-            let report = quantize(&source, &target, &with).unwrap();
+            let float_report = quantize_with(&source, &float_head, &SPEC, &without).unwrap();
+            let report = quantize_with(&source, &target, &SPEC, &with).unwrap();
             assert_eq!(report.quantized.len(), float_report.quantized.len() + 1);
             assert_eq!(report.source_bytes, float_report.source_bytes);
 
@@ -100,20 +76,14 @@ fn a_head_in_the_file_is_the_head_of_the_option() {
 fn a_calibrated_run_rounds_the_head() {
     let mut rng = rng();
     let config = config_of(true);
-    let (_a, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng),
-        Dtype::F32,
-    );
+    let (_a, source) = random_folder(&config, Dtype::F32, &mut rng);
     for head in [HEAD, SPEC] {
         let (_b, target) = temporary();
         let options = QuantizeOptions {
             head: Some(head),
             ..gptq(&samples(&config, &mut rng))
         };
-        let report = quantize(&source, &target, &options).unwrap();
+        let report = quantize_with(&source, &target, &SPEC, &options).unwrap();
         let written = report
             .quantized
             .iter()
@@ -129,13 +99,7 @@ fn a_calibrated_run_rounds_the_head() {
 fn heads_that_cannot_be_written_are_refused() {
     let mut rng = rng();
     let config = config_of(false);
-    let (_a, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng),
-        Dtype::F32,
-    );
+    let (_a, source) = random_folder(&config, Dtype::F32, &mut rng);
     // An exclusion takes precedence.
     let (_b, target) = temporary();
     let excluded = QuantizeOptions {
@@ -143,7 +107,7 @@ fn heads_that_cannot_be_written_are_refused() {
         exclude: vec!["lm_head".into()],
         ..QuantizeOptions::default()
     };
-    quantize(&source, &target, &excluded).unwrap();
+    quantize_with(&source, &target, &SPEC, &excluded).unwrap();
     assert!(matches!(
         &open(&target).model.lm_head,
         Some(Projection::Dense(_))
@@ -156,9 +120,7 @@ fn heads_that_cannot_be_written_are_refused() {
     };
     let (_c, target) = temporary();
     let spec = QuantSpec::int4(GroupSize::G128);
-    let error = quantize_folder(&source, &target, &spec, &sparse, |_| {
-        ControlFlow::Continue(())
-    });
+    let error = quantize_with(&source, &target, &spec, &sparse);
     assert!(matches!(error, Err(ModelError::DenseHead)));
     assert!(!target.exists());
 }

@@ -24,13 +24,7 @@ fn a_pruned_folder_is_the_same_in_every_form() {
         json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 64 }),
     );
     let spec = QuantSpec::int4(GroupSize::G128);
-    let (_parent, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng),
-        Dtype::F16,
-    );
+    let (_parent, source) = random_folder(&config, Dtype::F16, &mut rng);
     let tokens = random_tokens(8, config.vocab_size, &mut rng);
     // The N of these layers, 32, is half a tile of marlin-24.
     let too_narrow = || vec!["re:.*k_proj".into(), "re:.*v_proj".into()];
