@@ -29,6 +29,7 @@ struct Record<Row> {
 /// A row of a record of `cargo xtask bench kernels`.
 #[derive(Deserialize)]
 struct Matmul {
+    kernel: String,
     shape: String,
     k: usize,
     n: usize,
@@ -157,20 +158,23 @@ fn matmuls_of_formats() -> Result<String, Error> {
     ];
     let rows = record::<Matmul>("formats-h200")?;
     for (layer, shape) in LAYERS {
-        for (label, value, bits, group) in [
-            ("int4, groups of 128", None, 4, 128),
-            ("MXFP4", Some("e2m1"), 4, 32),
-            ("NVFP4", Some("e2m1"), 4, 16),
-            ("int8, groups of 128", None, 8, 128),
+        for (label, value, bits, group, is_w8a8) in [
+            ("int4, groups of 128", None, 4, 128, false),
+            ("MXFP4", Some("e2m1"), 4, 32, false),
+            ("NVFP4", Some("e2m1"), 4, 16, false),
+            ("int8, groups of 128", None, 8, 128, false),
+            ("FP8", Some("e4m3"), 8, -1, false),
+            ("FP8, W8A8", Some("e4m3"), 8, -1, true),
         ] {
             let of_m = |m| {
                 rows.iter().find(|row| {
                     (row.shape.as_str(), row.m, row.bits, row.group) == (shape, m, bits, group)
                         && row.value.as_deref() == value
+                        && row.kernel.contains("wgmma e4m3") == is_w8a8
                 })
             };
-            let floor = of_m(1).map_or(f64::NAN, |row| row.floor_us);
-            let start = format!("| {layer} | {label} | {floor:.1}");
+            let floor = of_m(1).map_or(String::new(), |row| format!("{:.1}", row.floor_us));
+            let start = format!("| {layer} | {label} | {floor}");
             lines.push(start + &times(ROWS.map(of_m)));
         }
     }
