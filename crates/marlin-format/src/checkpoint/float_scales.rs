@@ -1,5 +1,6 @@
 //! Scales of float weights: their codes of 8 bits, and the checks that all formats share.
 
+use super::layer_tensors::LayerTensors;
 use super::{CheckpointError, Dtype, TensorView};
 use crate::WeightValue;
 use crate::weight::position;
@@ -47,6 +48,26 @@ pub(super) fn single(tensor: &TensorView<'_>) -> Result<f32, CheckpointError> {
     }
     let shape = tensor.shape();
     Err(tensor.bad_values(format!("its shape is {shape:?}; expected [1] or []")))
+}
+
+/// The names of tensors with scales of a layer's activations.
+const ACTIVATION_SCALES: [&str; 3] = ["input_scale", "activation_scale", "input_global_scale"];
+
+/// Refuses scales of activations that are not positive and finite. They are not used, but a file
+/// that has such a scale was not written to its end.
+pub(super) fn check_activations(tensors: &LayerTensors<'_>) -> Result<(), CheckpointError> {
+    let stored = ACTIVATION_SCALES
+        .into_iter()
+        .filter_map(|name| tensors.optional(name));
+    for tensor in stored {
+        let is_bad = |scale: &f32| !(*scale > 0.0 && scale.is_finite());
+        if let Some(scale) = tensor.to_f32()?.into_iter().find(is_bad) {
+            return Err(tensor.bad_values(format!(
+                "a scale of activations is {scale}; it must be finite and positive"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses scales `[G, N]` of which one is NaN, infinite or negative. A scale may be 0: a group of

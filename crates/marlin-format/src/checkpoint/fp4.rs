@@ -60,7 +60,7 @@ pub fn contains(checkpoint: &Checkpoint, layer: &str, format: Fp4Format) -> bool
 ///
 /// # Errors
 /// [`CheckpointError`] for tensors that are missing, or have another dtype or shape, and for scales
-/// that are NaN, infinite or negative.
+/// that are NaN, infinite or negative, of activations also for scales of 0.
 pub fn to_plain(
     checkpoint: &Checkpoint,
     layer: &str,
@@ -81,6 +81,7 @@ pub fn to_plain(
     let codes = stored.expect_shape(&[n, groups])?.bytes();
     let scales = transposed_as(codes, n, groups, |code| numbers[usize::from(code)]);
     float_scales::check(&stored, &scales, n)?;
+    float_scales::check_activations(&tensors)?;
     tensors.float_weight(&weight, spec, [k, n], scales)
 }
 

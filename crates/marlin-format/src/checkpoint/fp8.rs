@@ -62,7 +62,8 @@ pub fn contains(checkpoint: &Checkpoint, layer: &str) -> bool {
 ///
 /// # Errors
 /// [`CheckpointError`] for tensors that are missing, or have another dtype or shape; for values that
-/// are NaN, and for scales that are NaN, infinite or negative.
+/// are NaN, for scales that are NaN, infinite or negative, and for scales of activations that are
+/// not positive.
 pub fn to_plain(
     checkpoint: &Checkpoint,
     layer: &str,
@@ -91,6 +92,7 @@ pub fn to_plain(
         false => row_scales(&stored, n)?,
     };
     float_scales::check(&stored, &scales, n)?;
+    float_scales::check_activations(&tensors)?;
     tensors.float_weight(&weight, spec, [k, n], scales)
 }
 
