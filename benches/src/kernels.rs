@@ -27,10 +27,14 @@ pub struct Rates {
 /// Returns the measured rates of a card: those of a plain read of 4 GiB, and of a dense 8192 x 8192
 /// x 8192 product in bf16. Returns `None` for cards that were not measured.
 pub fn rates(card: &str) -> Option<Rates> {
-    card.contains("H200").then_some(Rates {
-        read: 4.37e12,
-        flops: 790e12,
-    })
+    let (read, flops) = if card.contains("H200") {
+        (4.37e12, 790e12)
+    } else if card.contains("H100") {
+        (3.10e12, 724e12)
+    } else {
+        return None;
+    };
+    Some(Rates { read, flops })
 }
 
 /// The approximate duration of a graph, in microseconds.

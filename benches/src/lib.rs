@@ -13,6 +13,8 @@ mod host;
 #[cfg(feature = "cuda")]
 mod kernels;
 #[cfg(feature = "cuda")]
+mod moe;
+#[cfg(feature = "cuda")]
 mod operands;
 #[cfg(feature = "cuda")]
 mod paged;
@@ -60,6 +62,9 @@ enum Command {
     /// Time the first token of prompts with generated weights.
     #[cfg(feature = "cuda")]
     Prompts(prompts::PromptArgs),
+    /// Time layers of mixtures of experts with generated weights.
+    #[cfg(feature = "cuda")]
+    Moe(moe::MoeArgs),
     /// Time GPTQ on a folder with generated weights.
     #[cfg(feature = "cuda")]
     Quantize(quantize::QuantizeArgs),
@@ -170,6 +175,8 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Decode(args) => decode::run(&args),
         #[cfg(feature = "cuda")]
         Command::Prompts(args) => prompts::run(&args),
+        #[cfg(feature = "cuda")]
+        Command::Moe(args) => moe::run(&args),
         #[cfg(feature = "cuda")]
         Command::Quantize(args) => quantize::run(&args),
         #[cfg(feature = "cuda")]

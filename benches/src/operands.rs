@@ -22,17 +22,22 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Creates random weights in the tile layout.
+    /// Creates random weights of a shape in the tile layout.
     pub fn random(
         client: &Client,
         shape: &Shape,
         format: WeightFormat,
         dtype: ActivationDtype,
     ) -> Self {
-        let format = format.with_permutation(false);
-        let tensors = WeightDescriptor::plain(format, shape.k, shape.n)
-            .in_layout(WeightLayout::Tile)
-            .tensors();
+        let weight = WeightDescriptor::plain(format, shape.k, shape.n);
+        Self::of(client, &weight, dtype)
+    }
+
+    /// Creates random weights in the tile layout.
+    pub fn of(client: &Client, weight: &WeightDescriptor, dtype: ActivationDtype) -> Self {
+        let format = weight.format.with_permutation(false);
+        let weight = WeightDescriptor { format, ..*weight };
+        let tensors = weight.in_layout(WeightLayout::Tile).tensors();
         let mut rng = SmallRng::seed_from_u64(1);
         let host = tensors.map(|role, tensor| match role {
             WeightTensor::Scales => (

@@ -16,6 +16,7 @@ mod decode_matmul;
 mod decode_rows;
 mod decode_sample;
 mod engine;
+mod experts;
 mod fp8;
 mod gemv;
 mod golden;
@@ -67,6 +68,7 @@ fn run_tests() -> ExitCode {
         gemv::add(&mut tests, device, options.seed);
         marlin::add(&mut tests, device, options.seed);
         fp8::add(&mut tests, device, options.seed);
+        experts::add(&mut tests, device, options.seed);
         decode_sample::add(&mut tests, device, options.seed);
         decode_attention::add(&mut tests, device, options.seed);
         layer::add(&mut tests, device, options.seed);

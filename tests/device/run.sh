@@ -16,7 +16,7 @@ usage="usage: run.sh [--device cuda|vulkan|flex|cpu] [--jobs N] [--timeout SECON
 A process runs a group of tests, the part of their names after the device, and in slow groups one test. MARLIN_TEST_SEED sets the seed of the random data."
 
 # Groups in which each test is a process of its own: nearly all of their time is the compilation of kernels on one core.
-split=(marlin decode gptq layer lora pdl llama gemv kernels engine plans)
+split=(marlin experts decode gptq layer lora pdl llama gemv kernels engine plans)
 # Tests of such a group that compile the same kernels, and run in one process for all that is alike before the last part of their names.
 together=(marlin::split_columns_agree_with_f64)
 # What takes longest, which starts first: with a process on each of 16 cores and an H100 from 397 seconds on downwards.

@@ -2,6 +2,7 @@
 
 use crate::rules;
 use crate::toolchain::Compiled;
+use marlin_kernels::experts::{self, Router};
 use marlin_kernels::inspect::{KernelSource, shared_limit};
 use marlin_kernels::matmul::{gemv, lm_head};
 use marlin_kernels::{ActivationDtype, fp8};
@@ -56,6 +57,19 @@ pub enum Subject {
         /// True for the kernel that writes the cache, false for the kernel that reads it.
         stores: bool,
     },
+    /// The routing of tokens to experts.
+    Route {
+        router: Router,
+        block_rows: usize,
+        has_correction: bool,
+        dtype: ActivationDtype,
+    },
+    /// The weighted sums of experts' outputs.
+    Combine {
+        top_k: usize,
+        has_beside: bool,
+        dtype: ActivationDtype,
+    },
     /// Attention of prompts on tensor cores.
     Flash {
         head_dim: usize,
@@ -75,6 +89,7 @@ impl Subject {
             Self::Head { .. } => Routine::Head,
             Self::Gemv(_) => Routine::Gemv,
             Self::Attention { .. } => Routine::Attention,
+            Self::Route { .. } | Self::Combine { .. } => Routine::Experts,
             Self::Flash { .. } => Routine::Flash,
         }
     }
@@ -119,6 +134,17 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
             let [store, widen] = e4m3_cache_sources(head_dim, page_size, dtype, capability)?;
             if stores { store } else { widen }
         }
+        Subject::Route {
+            router,
+            block_rows,
+            has_correction,
+            dtype,
+        } => experts::route_source(router, block_rows, has_correction, dtype, capability)?,
+        Subject::Combine {
+            top_k,
+            has_beside,
+            dtype,
+        } => experts::combine_source(top_k, 8, has_beside, dtype, capability)?,
         Subject::Flash {
             head_dim,
             page_size,

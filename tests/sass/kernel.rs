@@ -79,6 +79,16 @@ pub fn broken(kernel: &Kernel, compiled: &Compiled) -> Vec<String> {
     }
 }
 
+/// Returns the kernel of a configuration of a tile.
+fn tile(card: Card, config: Config) -> Kernel {
+    Kernel {
+        card,
+        name: tiles::name(&config),
+        unit: tiles::unit(&config),
+        subject: Subject::Tile(config),
+    }
+}
+
 /// Returns every kernel that is compiled for a card. If `whole` is true, it includes every
 /// configuration of a tile instead of those that the card's coverage selects.
 pub fn all(card: Card, whole: bool) -> Result<Vec<Kernel>, String> {
@@ -99,16 +109,17 @@ pub fn all(card: Card, whole: bool) -> Result<Vec<Kernel>, String> {
             }
             Coverage::SamePtx(_) | Coverage::One => of_tile.into_iter().take(1).collect(),
         };
-        let kernel = |config: Config| {
-            let (name, unit) = (tiles::name(&config), tiles::unit(&config));
-            Kernel {
-                card,
-                name,
-                unit,
-                subject: Subject::Tile(config),
-            }
+        kernels.extend(chosen.into_iter().map(|config| tile(card, config)));
+    }
+    // The card of the records has all pairs of values with experts. On other cards the kernels
+    // differ from those without experts as they do on that card.
+    for of_tile in tiles::with_experts(card) {
+        let chosen = match card.coverage {
+            _ if whole => of_tile,
+            Coverage::Pairs if card.capability == tiles::RECORDED => pairs::cover(&of_tile),
+            _ => of_tile.into_iter().take(1).collect(),
         };
-        kernels.extend(chosen.into_iter().map(kernel));
+        kernels.extend(chosen.into_iter().map(|config| tile(card, config)));
     }
     kernels.extend(subjects::subjects(card).into_iter().map(|(name, subject)| {
         let unit = subject.routine().name().to_owned();

@@ -11,8 +11,9 @@ use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::Config;
 use std::collections::BTreeSet;
 
-/// The number of values of a configuration: those of the format, and the cluster size.
-const FACTORS: usize = 6;
+/// The number of values of a configuration: those of the format, the cluster size and the order of
+/// rows.
+const FACTORS: usize = 7;
 
 /// Returns the values of a configuration, each as a number. Sparsity is not among them, as it
 /// belongs to the tile.
@@ -32,6 +33,7 @@ fn values(config: &Config) -> [usize; FACTORS] {
         usize::from(config.is_gated()),
         value,
         config.tile.cluster,
+        config.rows as usize,
     ]
 }
 
@@ -68,7 +70,11 @@ pub fn cover(configs: &[Config]) -> Vec<Config> {
 pub fn trials() -> Vec<Trial> {
     let trial = Trial::test("pairs::every_pair_is_covered_by_few", || {
         for capability in [80, 90] {
-            let all = marlin_kernels::tile::configs(capability, shared_limit(capability));
+            let all = marlin_kernels::tile::configs(
+                capability,
+                shared_limit(capability),
+                marlin_kernels::tile::RowOrder::InOrder,
+            );
             for of_tile in crate::tiles::grouped(&all) {
                 let chosen = cover(&of_tile);
                 let [found, wanted] = [&chosen, &of_tile]

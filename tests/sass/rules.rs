@@ -4,7 +4,7 @@ use crate::listing::{Code, Usage};
 use crate::toolchain::Compiled;
 use marlin_format::{GroupSize, WeightValue};
 use marlin_kernels::inspect::shared_limit;
-use marlin_kernels::tile::{Config, Product};
+use marlin_kernels::tile::{Config, Product, RowOrder};
 
 /// The number of registers of a quarter of a multiprocessor, on every card from compute capability
 /// 8.0 to 9.0.
@@ -193,9 +193,12 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
         rule(false, message);
     }
 
-    // With warpgroups, the producer starts copies of the weight before the wait.
+    // With warpgroups, the producer starts copies of the weight before the wait. With sorted rows,
+    // the routing is complete before the kernel starts, and is read past the first-level cache.
     for message in early_loads(capability, code, |load| {
         tile.is_wgmma() && load.starts_with("UBLKCP")
+            || config.rows == RowOrder::Sorted
+                && matches!(load, "LDG.E.STRONG.GPU" | "LDG.E.128.STRONG.GPU")
     }) {
         rule(false, message);
     }

@@ -5,7 +5,7 @@ use crate::rules::broken;
 use crate::toolchain::Compiled;
 use libtest_mimic::Trial;
 use marlin_kernels::inspect::shared_limit;
-use marlin_kernels::tile::{Config, Tile, configs};
+use marlin_kernels::tile::{Config, RowOrder, Tile, configs};
 
 /// A log of ptxas 13.5 for a kernel that obeys the rules.
 const LOG: &str = "ptxas info    : 0 bytes gmem
@@ -190,7 +190,7 @@ fn code(listing: &str) -> Code {
 
 /// Returns a configuration for sm_80 in f16, and a listing that obeys every rule.
 fn sound() -> (Config, String) {
-    let config = configs(80, shared_limit(80))
+    let config = configs(80, shared_limit(80), RowOrder::InOrder)
         .into_iter()
         .find(|config| !config.bf16);
     let Some(config) = config else {
@@ -221,9 +221,11 @@ fn sound() -> (Config, String) {
 
 /// Returns a configuration of 16 rows for warpgroups in bf16, and a listing that obeys every rule.
 fn sound_warpgroup() -> (Config, String) {
-    let config = configs(90, shared_limit(90)).into_iter().find(|config| {
-        config.bf16 && !config.zero_points && config.tile.is_wgmma() && config.tile.rows() == 16
-    });
+    let config = configs(90, shared_limit(90), RowOrder::InOrder)
+        .into_iter()
+        .find(|config| {
+            config.bf16 && !config.zero_points && config.tile.is_wgmma() && config.tile.rows() == 16
+        });
     let Some(config) = config else {
         panic!(
             "no configuration of warpgroups in bf16 fits {} bytes",

@@ -5,6 +5,7 @@ use crate::decode::Subject;
 use marlin_format::{GroupSize, WeightValue};
 use marlin_kernels::ActivationDtype::{BF16, F16, F32};
 use marlin_kernels::device::FP8_CAPABILITY;
+use marlin_kernels::experts::{Router, RouterScores};
 use marlin_kernels::matmul::gemv;
 use marlin_kernels::{Epilogue, Prologue};
 use marlin_nn::CacheFormat;
@@ -17,6 +18,7 @@ pub fn subjects(card: Card) -> Vec<(String, Subject)> {
         fp8_rows(card),
         heads(),
         gemv(card),
+        experts(),
         attention(),
         codes(),
         flash(),
@@ -86,6 +88,42 @@ fn heads() -> Vec<(String, Subject)> {
         (64, 4096, F16),
     ];
     heads.map(named).into()
+}
+
+/// Returns the routing and the weighted sums of mixtures of experts.
+fn experts() -> Vec<(String, Subject)> {
+    let mut subjects = Vec::new();
+    for (experts, top_k, scores, normalises, dtype) in [
+        (8, 2, RouterScores::Softmax, true, F16),
+        (60, 4, RouterScores::Softmax, false, BF16),
+        (128, 8, RouterScores::Softmax, true, BF16),
+        (256, 8, RouterScores::Sigmoid, true, F16),
+    ] {
+        let router = Router {
+            experts,
+            top_k,
+            scores,
+            normalises,
+        };
+        subjects.push((
+            format!("routing to {top_k} of {experts} experts {dtype}"),
+            Subject::Route {
+                router,
+                block_rows: 16,
+                has_correction: scores == RouterScores::Sigmoid,
+                dtype,
+            },
+        ));
+        subjects.push((
+            format!("sums of {top_k} of {experts} experts {dtype}"),
+            Subject::Combine {
+                top_k,
+                has_beside: normalises,
+                dtype,
+            },
+        ));
+    }
+    subjects
 }
 
 /// Returns the matmuls of one row, with and without the norm, for cards with clusters.

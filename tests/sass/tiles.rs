@@ -4,11 +4,11 @@ use crate::{Card, records};
 use libtest_mimic::{Failed, Trial};
 use marlin_format::{WeightValue, ZeroPoint};
 use marlin_kernels::inspect::shared_limit;
-use marlin_kernels::tile::{Config, Tile, configs};
+use marlin_kernels::tile::{Config, RowOrder, Tile, configs};
 use serde_json::Value;
 
 /// The compute capability of the cards with records.
-const RECORDED: u32 = 90;
+pub const RECORDED: u32 = 90;
 
 /// Returns the name of a configuration: tile, cluster, stages, bit width, group, dtype, zero
 /// points, epilogue.
@@ -38,8 +38,13 @@ pub fn format(config: &Config) -> String {
 /// Returns the name of a tile, without its stages and cluster size.
 pub fn unit(config: &Config) -> String {
     let tile = &config.tile;
+    let order = match config.rows {
+        RowOrder::InOrder => "",
+        RowOrder::Gathered => " gathered",
+        RowOrder::Sorted => " sorted",
+    };
     format!(
-        "{}x{}x{} {}",
+        "{}x{}x{} {}{order}",
         tile.rows(),
         tile.columns(),
         tile.depth(),
@@ -47,9 +52,21 @@ pub fn unit(config: &Config) -> String {
     )
 }
 
-/// Returns every configuration of a card, by tile.
+/// Returns every configuration of a card without experts, by tile.
 pub fn by_tile(card: Card) -> Vec<Vec<Config>> {
-    grouped(&configs(card.capability, shared_limit(card.capability)))
+    let limit = shared_limit(card.capability);
+    grouped(&configs(card.capability, limit, RowOrder::InOrder))
+}
+
+/// Returns every configuration of a card with experts, by tile.
+pub fn with_experts(card: Card) -> Vec<Vec<Config>> {
+    let limit = shared_limit(card.capability);
+    let orders = [RowOrder::Gathered, RowOrder::Sorted];
+    grouped(
+        &orders
+            .map(|order| configs(card.capability, limit, order))
+            .concat(),
+    )
 }
 
 /// Groups configurations by tile, regardless of stages and cluster size.
@@ -76,7 +93,8 @@ pub fn recorded(card: Card) -> Result<Vec<Config>, String> {
     if card.capability != RECORDED {
         return Ok(found);
     }
-    let all = configs(card.capability, shared_limit(card.capability));
+    let limit = shared_limit(card.capability);
+    let all = configs(card.capability, limit, RowOrder::InOrder);
     for path in records::paths()? {
         for row in records::rows(&path)? {
             found.extend(all.iter().filter(|config| is_of(&row, config)).copied());
@@ -106,7 +124,7 @@ pub fn every_format(card: Card) -> Trial {
         format!("{}::every_format_has_a_configuration", card.arch),
         move || {
             let limit = shared_limit(card.capability);
-            let configs = configs(card.capability, limit);
+            let configs = configs(card.capability, limit, RowOrder::InOrder);
             let values = WeightValue::ALL
                 .into_iter()
                 .flat_map(|bits| bits.sparsities().iter().map(move |&of| (bits, of)));

@@ -68,6 +68,9 @@ pub enum FormatError {
         /// The group size.
         group: GroupSize,
     },
+    /// A weight of no matrices.
+    #[error("a weight of 0 experts; a weight has one matrix or more")]
+    NoExperts,
     /// A value whose code is NaN.
     #[error("the {value} value at row {row}, column {column} is NaN; weights must be finite")]
     NanValue {

@@ -102,6 +102,16 @@ pub enum KernelError {
         /// A description of the problem.
         problem: String,
     },
+    /// A router chooses no experts for a token, or more than there are or than kernels support.
+    #[error(
+        "a router that chooses {top_k} of {experts} experts; a token takes 1 to 32 of up to 1024"
+    )]
+    Router {
+        /// The number of experts.
+        experts: usize,
+        /// The number of experts of a token.
+        top_k: usize,
+    },
     /// The problem has an epilogue that its kernel cannot compute.
     #[error(
         "the problem {problem}: {kernel} does not end with this epilogue; take the plan that `plan` gives"

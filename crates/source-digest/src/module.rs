@@ -2,6 +2,7 @@
 
 use crate::tokens::{paths, plain, without_docs};
 use crate::{Error, Sources};
+use proc_macro2::TokenStream;
 use quote::ToTokens;
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,7 +38,7 @@ pub struct Item {
     /// The names of the item. A macro call has all names in it, because it may define any of them.
     /// `impl` blocks and macro definitions have no names here.
     pub names: Vec<String>,
-    /// The tokens of the item without documentation and lints, as text.
+    /// The tokens of the item without documentation and lints, as text; empty for a type of errors.
     pub text: String,
     /// The paths in the item.
     pub paths: Vec<Vec<String>>,
@@ -165,7 +166,11 @@ impl Sources {
         if is_test(attributes) {
             return;
         }
-        let tokens = without_docs(syntax.to_token_stream());
+        // No error decides what a kernel is.
+        let tokens = match is_error(attributes) {
+            true => TokenStream::new(),
+            false => without_docs(syntax.to_token_stream()),
+        };
         let found = paths(tokens.clone());
         let id = self.items.len();
         match &syntax {
@@ -229,6 +234,17 @@ fn attributes(item: &Syntax) -> &[Attribute] {
         Syntax::Type(item) => &item.attrs,
         _ => &[],
     }
+}
+
+/// Returns true for a type that derives `Error` of thiserror.
+fn is_error(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        let derived = paths(attribute.meta.to_token_stream());
+        attribute.path().is_ident("derive")
+            && derived
+                .iter()
+                .any(|path| path.last().is_some_and(|name| name == "Error"))
+    })
 }
 
 /// Returns true for `#[cfg(test)]` and `#[test]`.

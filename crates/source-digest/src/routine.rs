@@ -29,13 +29,15 @@ pub enum Routine {
     Attention,
     /// The attention of prompts on tensor cores.
     Flash,
+    /// The routing of tokens to experts, and the weighted sums of experts' outputs.
+    Experts,
     /// The steps of `examples/ladder`.
     Ladder,
 }
 
 impl Routine {
     /// Every routine.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::MmaSync,
         Self::Wgmma,
         Self::Gemv,
@@ -43,6 +45,7 @@ impl Routine {
         Self::Rows,
         Self::Attention,
         Self::Flash,
+        Self::Experts,
         Self::Ladder,
     ];
 
@@ -56,6 +59,7 @@ impl Routine {
             Self::Rows => "rows",
             Self::Attention => "attention",
             Self::Flash => "flash",
+            Self::Experts => "experts",
             Self::Ladder => "ladder",
         }
     }
@@ -71,7 +75,8 @@ impl Routine {
             Self::MmaSync => &["marlin_kernels::matmul::mma_sync::source"],
             Self::Wgmma => &["marlin_kernels::matmul::wgmma::source"],
             Self::Gemv => &["marlin_kernels::matmul::gemv::source"],
-            Self::Head => &["marlin_kernels::matmul::lm_head::source"],
+            // The kernel for one row has no text in the ledger, and is a part of a decode step.
+            Self::Head => &["marlin_kernels::matmul::lm_head"],
             Self::Rows => &[
                 "marlin_kernels::fp8::source",
                 "marlin_nn::kernels::rms_norm_source",
@@ -80,6 +85,10 @@ impl Routine {
             ],
             Self::Attention => &["marlin_nn::kernels::attention::source"],
             Self::Flash => &["marlin_nn::kernels::flash::source"],
+            Self::Experts => &[
+                "marlin_kernels::experts::route_source",
+                "marlin_kernels::experts::combine_source",
+            ],
             Self::Ladder => &["ladder::source::source"],
         }
     }
@@ -113,6 +122,7 @@ pub fn step_digest(sources: &Sources) -> Result<String, Error> {
         Routine::Wgmma,
         Routine::Gemv,
         Routine::Head,
+        Routine::Experts,
     ]
     .map(Routine::roots)
     .concat();

@@ -12,8 +12,8 @@ const LIB: &str = "
 ";
 const KERNEL: &str = "
     use crate::helper::*;
-    use crate::{Shape, shapes as forms};
-    pub fn run(shape: &Shape) -> u32 { deep(shape.area()) + forms::edge::LENGTH + u32::measure() + inner() }
+    use crate::{Shape, shapes as forms, shapes::Fault};
+    pub fn run(shape: &Shape) -> u32 { let no = Fault::Empty; deep(shape.area()) + forms::edge::LENGTH + u32::measure() + inner() }
     fn inner() -> u32 { use crate::shapes::{edge::{self}, Turn}; let turned = TurnExpand::default(); twice!(3) }
 ";
 const HELPER: &str = "
@@ -27,6 +27,7 @@ const SHAPES: &str = "
     pub struct Shape { side: Side }
     pub struct Side(pub u32);
     #[derive(CubeType)] pub struct Turn;
+    #[derive(Debug, thiserror::Error)] pub enum Fault { #[error(\"{0}\")] Empty(Side) }
     impl Shape { pub fn area(&self) -> u32 { self.side.squared() } }
     impl Side { fn squared(&self) -> u32 { self.0 * self.0 } }
 ";
@@ -101,6 +102,7 @@ fn comments_tests_order_and_what_is_not_named_do_not() -> Result<(), Box<dyn std
         ("helper.rs", reversed),
         ("shapes/mod.rs", &tested),
         ("shapes/edge.rs", &more),
+        ("shapes/mod.rs", &SHAPES.replace("Empty(Side)", "Full")),
         ("other.rs", "pub fn unused() {}"),
     ];
     for (file, text) in changes {

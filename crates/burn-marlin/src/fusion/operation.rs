@@ -39,12 +39,7 @@ impl FusedLinear {
         let out_shape = shape_of(context, out_ir)?;
         let (format, layout) =
             WeightFormat::from_code(scalar_of(context, dequantize.scalars.first()?)?)?;
-        let descriptor = WeightDescriptor {
-            format,
-            k,
-            n,
-            layout,
-        };
+        let descriptor = WeightDescriptor::plain(format, k, n).in_layout(layout);
         let mut inputs = dequantize.inputs.iter();
         let weight = descriptor
             .tensors()

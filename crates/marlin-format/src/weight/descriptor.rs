@@ -26,6 +26,9 @@ use crate::layout::{
 /// | tensor | plain | tile |
 /// |---|---|---|
 /// | metadata | [K/32 up, N up to a multiple of 8], [`MetadataLayout`] | [K/64, 2N], padded to 128 and 64, [`SparseLayout`] |
+///
+/// The tensors of a weight with [experts](WeightDescriptor::experts) are those of its experts, one
+/// below the other: each has as many times the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightLayout {
     /// The layout of records and of the portable and host kernels.
@@ -43,11 +46,14 @@ impl fmt::Display for WeightLayout {
     }
 }
 
-/// A weight without its values: its format, its shape [K, N] and the layout of its tensors.
+/// A weight without its values: its format, its shape [K, N] or [experts, K, N], and the layout of
+/// its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightDescriptor {
     /// The format of the weight.
     pub format: WeightFormat,
+    /// The number of matrices [K, N], the experts of a mixture; 1 for other weights.
+    pub experts: usize,
     /// The number of input features (K).
     pub k: usize,
     /// The number of output features (N).
@@ -61,10 +67,16 @@ impl WeightDescriptor {
     pub fn plain(format: impl Into<WeightFormat>, k: usize, n: usize) -> Self {
         Self {
             format: format.into(),
+            experts: 1,
             k,
             n,
             layout: WeightLayout::Plain,
         }
+    }
+
+    /// Returns the descriptor of `experts` matrices, each of this format and shape.
+    pub fn with_experts(self, experts: usize) -> Self {
+        Self { experts, ..self }
     }
 
     /// Returns the descriptor of the same weight in another layout.
@@ -88,10 +100,13 @@ impl WeightDescriptor {
     /// Checks that a weight in this format can have this shape.
     ///
     /// # Errors
-    /// The errors of [`QuantSpec::check_shape`] and [`QuantSpec::check`]. For 2:4 weights also
-    /// [`FormatError::SparseRows`], [`FormatError::SparsePermuted`] and
-    /// [`FormatError::SparseFloats`].
+    /// [`FormatError::NoExperts`], and the errors of [`QuantSpec::check_shape`] and
+    /// [`QuantSpec::check`]. For 2:4 weights also [`FormatError::SparseRows`],
+    /// [`FormatError::SparsePermuted`] and [`FormatError::SparseFloats`].
     pub fn check(&self) -> Result<(), FormatError> {
+        if self.experts == 0 {
+            return Err(FormatError::NoExperts);
+        }
         QuantSpec::check_shape(self.k, self.n)?;
         self.spec().check()?;
         match self.format {
@@ -169,10 +184,12 @@ impl WeightDescriptor {
                     permuted,
                     sparsity,
                 },
+            experts,
             k,
             n,
             layout,
         } = *self;
+        let stacked = |[rows, columns]: [usize; 2]| [experts.saturating_mul(rows), columns];
         let groups = self.groups();
         let (words, metadata, columns, zero_points) = match layout {
             WeightLayout::Plain => {
@@ -194,24 +211,30 @@ impl WeightDescriptor {
                 )
             }
         };
-        let words_of = |shape| TensorDescriptor::matrix(shape, TensorDtype::Words);
+        let words_of = |shape| TensorDescriptor::matrix(stacked(shape), TensorDtype::Words);
         WeightTensors {
             qweight: words_of(words),
             metadata: (sparsity == Sparsity::TwoFour).then(|| words_of(metadata)),
             scales: TensorDescriptor::matrix(
-                [groups, columns],
+                stacked([groups, columns]),
                 TensorDtype::Scale(spec.scales.dtype),
             ),
             zero_points: spec
                 .has_zero_points()
                 .then(|| words_of([groups, zero_points])),
-            row_permutation: permuted.then_some(TensorDescriptor::vector(k, TensorDtype::Words)),
+            row_permutation: permuted.then_some(TensorDescriptor::vector(
+                experts.saturating_mul(k),
+                TensorDtype::Words,
+            )),
         }
     }
 }
 
 impl fmt::Display for WeightDescriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.experts != 1 {
+            write!(f, "{} experts of ", self.experts)?;
+        }
         write!(f, "[{}, {}] {}", self.k, self.n, self.format)
     }
 }
@@ -286,6 +309,28 @@ mod tests {
             ("zero_points", vec![1, 16], words),
         ];
         assert_eq!(listed(&wide.in_layout(WeightLayout::Tile)), tile);
+    }
+
+    #[test]
+    fn tensors_of_experts_are_one_below_the_other() {
+        let spec = QuantSpec::int4(GroupSize::G128).with_zero_points();
+        let one =
+            WeightDescriptor::plain(WeightFormat::dense(spec).with_permutation(true), 200, 33);
+        for one in [one, one.in_layout(WeightLayout::Tile)] {
+            let all = one.with_experts(5);
+            assert_eq!(all.check(), Ok(()));
+            for (tensor, of) in one.tensors().into_iter() {
+                let mut shape = of.shape().to_vec();
+                shape[0] *= 5;
+                let found = all.tensors().get(tensor).map(|of| of.shape().to_vec());
+                assert_eq!(found, Some(shape), "{}", tensor.name());
+            }
+        }
+        assert_eq!(
+            one.with_experts(5).to_string(),
+            format!("5 experts of {one}")
+        );
+        assert_eq!(one.with_experts(0).check(), Err(FormatError::NoExperts));
     }
 
     #[test]

@@ -47,7 +47,8 @@ impl KernelSource {
 }
 
 /// Renumbers the variables of a text in the order in which they first occur. CubeCL names a
-/// variable `v` and a number.
+/// variable `v` and a number, and what belongs to it by the same name between underscores, such as
+/// `v7_store`.
 fn with_numbered_variables(text: &str) -> String {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let (mut numbers, mut numbered) = (HashMap::new(), String::with_capacity(text.len()));
@@ -56,15 +57,20 @@ fn with_numbered_variables(text: &str) -> String {
         let (before, from) = rest.split_at(start);
         let (word, after) = from.split_at(from.find(|c| !is_word(c)).unwrap_or(from.len()));
         numbered.push_str(before);
-        match word
-            .strip_prefix('v')
-            .filter(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
-        {
-            Some(number) => {
-                let next = numbers.len();
-                let _ = write!(numbered, "v{}", numbers.entry(number).or_insert(next));
+        for (i, part) in word.split('_').enumerate() {
+            if i > 0 {
+                numbered.push('_');
             }
-            None => numbered.push_str(word),
+            match part
+                .strip_prefix('v')
+                .filter(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
+            {
+                Some(number) => {
+                    let next = numbers.len();
+                    let _ = write!(numbered, "v{}", numbers.entry(number).or_insert(next));
+                }
+                None => numbered.push_str(part),
+            }
         }
         rest = after;
     }
@@ -111,6 +117,10 @@ mod tests {
         assert_eq!(
             with_numbered_variables("v7 = v30 + u.v7[v1a] + vx(v30); // v"),
             "v0 = v1 + u.v0[v1a] + vx(v1); // v"
+        );
+        assert_eq!(
+            with_numbered_variables("v9_store = info_v5.x; v9 = &v9_store; v5_ = _v9; dev1_v"),
+            "v0_store = info_v1.x; v0 = &v0_store; v1_ = _v0; dev1_v"
         );
         let [one, other, swapped] = [
             "v1 = v2; v2 = v1;",

@@ -6,7 +6,7 @@ use crate::problem::expect_presence;
 use crate::tile::operands::{expect_arranged, expect_operands};
 use crate::tile::sizes::sizes;
 use crate::tile::workspace::Workspace;
-use crate::tile::{Launch, cost, row_length};
+use crate::tile::{Launch, RowOrder, cost, row_length};
 use crate::{Card, Kernel, KernelError, Prologue, QuantProblem, fp8, pdl};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -108,7 +108,7 @@ pub(super) fn launch(
                 bias.into(),
                 out,
                 workspace,
-                sizes(problem, launch),
+                sizes(problem, RowOrder::InOrder, launch),
                 config,
                 problem.activations.elem(),
             );
@@ -124,9 +124,11 @@ pub(super) fn launch(
                 weight.zero_points.into(),
                 row_scales.into(),
                 bias.into(),
+                None.into(),
+                None.into(),
                 out,
                 workspace,
-                sizes(problem, launch),
+                sizes(problem, RowOrder::InOrder, launch),
                 config,
                 pdl::is_supported_by(card.capability),
                 problem.activations.elem(),

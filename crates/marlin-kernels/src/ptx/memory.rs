@@ -91,6 +91,31 @@ pub fn st_global_words(address: u64, words: U4, #[comptime] count: usize) {
     }
 }
 
+/// `ld.global`: loads 4 bytes of global memory.
+#[cube]
+pub fn ld_global_4(address: u64) -> u32 {
+    let value: u32;
+    gpu_asm!("ld.global.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address));
+    read::<u32>(value)
+}
+
+/// `ld.global.v4`: loads four words of global memory.
+#[cube]
+pub fn ld_global_words(address: u64) -> U4 {
+    let value: U4;
+    gpu_asm!("ld.global.v4.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address));
+    read::<U4>(value)
+}
+
+/// `ld.global.cg`: loads 16 bytes that another kernel has written from the second-level cache,
+/// whatever an earlier load has left in the first-level cache.
+#[cube]
+pub fn ld_global_l2_16(address: u64) -> U4 {
+    let value: U4;
+    gpu_asm!("ld.global.cg.v4.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address));
+    read::<U4>(value)
+}
+
 /// `ld.acquire.gpu`: loads a value; writes before the release of the value are then visible.
 #[cube]
 pub fn ld_acquire(address: u64) -> u32 {

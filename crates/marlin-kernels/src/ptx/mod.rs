@@ -14,6 +14,7 @@ mod griddepcontrol;
 mod half;
 mod matrix;
 mod memory;
+mod warp;
 mod warpgroup;
 
 pub use barrier::*;
@@ -23,6 +24,7 @@ pub use griddepcontrol::*;
 pub use half::*;
 pub use matrix::*;
 pub use memory::*;
+pub use warp::*;
 pub use warpgroup::*;
 
 use cubecl::prelude::*;

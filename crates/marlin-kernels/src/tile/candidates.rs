@@ -1,6 +1,7 @@
 //! The available tiles, and their configurations.
 
 use super::config::Config;
+use super::rows::{MAX_EXPERT_ROWS, RowOrder};
 use super::shape::{Product, Tile};
 use crate::Epilogue;
 use crate::device::{FP8_CAPABILITY, WGMMA_CAPABILITY};
@@ -154,6 +155,22 @@ const fn fp8_wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     }
 }
 
+/// The tiles of [`expert_candidates`]. Their nanoseconds are those of Qwen3-30B-A3B's matmul of gates
+/// and ups for 16 tokens on an H200, in proportion to the first one's.
+const EXPERT_TILES: [(Tile, u32); 6] = [
+    (tile(1, 2, 4), 75),
+    (tile(1, 2, 6), 71),
+    (tile(1, 2, 8), 69),
+    (tile(1, 4, 2), 75),
+    (tile(1, 4, 3), 67),
+    (tile(1, 4, 4), 64),
+];
+
+/// Returns true if a tile can have the rows of experts: a lane of a warp has a row's token.
+pub(crate) fn takes_experts(tile: &Tile) -> bool {
+    tile.product == Product::MmaSync && tile.rows() <= MAX_EXPERT_ROWS
+}
+
 /// Returns a tile whose K is split among the `cluster` blocks of a cluster.
 const fn clustered(cluster: usize, tile: Tile) -> Tile {
     Tile { cluster, ..tile }
@@ -179,15 +196,34 @@ pub(crate) fn chunk_nanoseconds(tile: &Tile, value: WeightValue) -> f64 {
     };
     candidates(value)
         .iter()
+        .chain(expert_candidates(value))
         .find(|(other, _)| same(other))
         .map_or(f64::INFINITY, |&(_, nanoseconds)| f64::from(nanoseconds))
 }
 
-/// The tiles for weights of a width that a card of compute capability `capability` can run.
-fn tiles(capability: u32, value: WeightValue) -> impl Iterator<Item = Tile> {
+/// Returns the tiles that only weights of 4 bits with experts use, with their nanoseconds. Their
+/// even numbers of chunks of columns have gates and ups, which few rows without experts have in the
+/// kernel of one row.
+const fn expert_candidates(value: WeightValue) -> &'static [(Tile, u32)] {
+    match value.bits() {
+        4 => &EXPERT_TILES,
+        _ => &[],
+    }
+}
+
+/// The tiles for weights of a width that a card of compute capability `capability` can run with rows
+/// of activations in an order.
+fn tiles(capability: u32, value: WeightValue, rows: RowOrder) -> impl Iterator<Item = Tile> {
+    let of_experts = if rows.has_experts() {
+        expert_candidates(value)
+    } else {
+        &[]
+    };
     candidates(value)
         .iter()
+        .chain(of_experts)
         .map(|&(tile, _)| tile)
+        .filter(move |tile| !rows.has_experts() || takes_experts(tile))
         .filter(move |tile| capability == WGMMA_CAPABILITY || !tile.is_wgmma())
         .filter(move |tile| match tile.product {
             // Compute capability 9.0 has these products of e4m3 as products of f16 only.
@@ -208,18 +244,19 @@ pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
             bf16: false,
             sparsity: tile.sparsity(),
             epilogue,
+            rows: RowOrder::InOrder,
         };
         let epilogues =
             move |tile: Tile| Epilogue::ALL.map(|epilogue| format(&tile, epilogue).config(tile));
-        tiles(capability, value)
+        tiles(capability, value, RowOrder::InOrder)
             .flat_map(epilogues)
             .filter(Config::takes_epilogue)
     })
 }
 
 /// Returns every configuration that can run on a card of compute capability `capability` (80 for
-/// 8.0) with `shared_limit` bytes of shared memory per block.
-pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
+/// 8.0) with `shared_limit` bytes of shared memory per block, with rows of activations in an order.
+pub fn configs(capability: u32, shared_limit: usize, rows: RowOrder) -> Vec<Config> {
     let formats = WeightValue::ALL.into_iter().flat_map(|value| {
         let groups = value
             .sparsities()
@@ -235,6 +272,7 @@ pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
                     bf16,
                     sparsity,
                     epilogue: Epilogue::None,
+                    rows,
                 })
             })
         })
@@ -255,13 +293,14 @@ pub(crate) struct Format {
     pub bf16: bool,
     pub sparsity: Sparsity,
     pub epilogue: Epilogue,
+    pub rows: RowOrder,
 }
 
 impl Format {
     /// Returns the configurations of all tiles that support this format and fit in `shared_limit`
     /// bytes of shared memory, with their number of stages.
     pub fn configs(self, capability: u32, shared_limit: usize) -> impl Iterator<Item = Config> {
-        tiles(capability, self.value)
+        tiles(capability, self.value, self.rows)
             .filter(move |tile| tile.sparsity() == self.sparsity)
             .filter(move |tile| !tile.is_fp8() || self.value == WeightValue::E4m3)
             .map(move |tile| self.config(tile))
@@ -278,6 +317,7 @@ impl Format {
             zero_points,
             bf16,
             epilogue,
+            rows,
             ..
         } = self;
         Config {
@@ -287,6 +327,7 @@ impl Format {
             zero_points,
             bf16,
             epilogue,
+            rows,
         }
     }
 }
@@ -338,6 +379,14 @@ fn spills(config: &Config, capability: u32) -> bool {
     if config.is_gated() && config.tile.is_wgmma() && tile == (8, 4, 1) {
         return true;
     }
+    // A lane keeps the token of a row, one register more than there is.
+    if config.rows == RowOrder::Gathered
+        && batch_tiles == 1
+        && group == GroupSize::Channel
+        && !config.value.is_float()
+    {
+        return true;
+    }
     if config.value == WeightValue::E4m3 {
         return match (product, capability, tile) {
             (Product::Wgmma, _, (8, 4, 1)) => group == GroupSize::Channel,
@@ -350,8 +399,14 @@ fn spills(config: &Config, capability: u32) -> bool {
     if config.value == WeightValue::E2m1 {
         return match (product, capability, tile) {
             (Product::MmaSync, _, (1, 1, 8)) => true,
+            (Product::MmaSync, _, (1, 4, 3)) => {
+                group == GroupSize::G16 && config.rows == RowOrder::Gathered
+            }
             (Product::MmaSync, 80 | 86 | 89, (4, 2, 4) | (4, 4, 2)) => group == GroupSize::G16,
             (Product::MmaSync, 86 | 89, (2, 1, 8)) => group == GroupSize::G32,
+            (Product::MmaSync, 90, (2, 1, 8)) => {
+                group == GroupSize::G16 && config.rows == RowOrder::Sorted
+            }
             (Product::Wgmma, _, (16, 8, 1)) => group == GroupSize::G16 && config.is_gated(),
             _ => false,
         };

@@ -1,4 +1,5 @@
 use super::conversion::Conversion;
+use super::rows::RowOrder;
 use super::shape::{
     ATOM_ROW_BYTES, BARRIER_BYTES, CHUNK_N, CHUNK_STEPS, Product, REDUCE_PADDING, TILE_BYTES, Tile,
 };
@@ -23,6 +24,8 @@ pub struct Config {
     pub bf16: bool,
     /// The operation on the output.
     pub epilogue: Epilogue,
+    /// The rows of activations, and the matrices that they are multiplied by.
+    pub rows: RowOrder,
 }
 
 /// The layout of shared memory, in order: the stages, each with weights, metadata, scales, zero

@@ -7,6 +7,7 @@ use super::exchange;
 use super::fp8;
 use super::fragment::stored_units;
 use super::outputs::{has_output, output, sync_consumers};
+use super::rows::RowBlock;
 use super::runs::{read_runs, write_runs};
 use super::shape::CHUNK_N;
 use super::sizes::TileSizes;
@@ -28,6 +29,7 @@ pub(crate) fn finish<F: Float>(
     receiver: &Receiver,
     scales: &[F],
     bias: &ComptimeOption<&[F]>,
+    row_blocks: u64,
     out: &mut [F],
     workspace: u64,
     part: &TilePart,
@@ -35,9 +37,9 @@ pub(crate) fn finish<F: Float>(
     #[comptime] config: Config,
 ) {
     let mut totals = Array::<f32>::new(comptime!(config.outputs()));
-    let (column, row_block) = tile_place(part.tile, sizes, config);
-    let first_row = row_block * comptime!(config.tile.rows() as u32);
-    let rows = sizes.m - first_row;
+    let (column, number) = tile_place(part.tile, sizes, config);
+    let row_block = RowBlock::new(number, row_blocks, sizes, false, config);
+    let (first_row, rows) = (row_block.first, row_block.rows);
     if comptime!(config.tile.is_clustered()) {
         let mut added = Array::<F4>::new(comptime!(
             config.batch_tiles_each() * config.tile.sub_tiles()
@@ -50,6 +52,7 @@ pub(crate) fn finish<F: Float>(
             &totals,
             first_row + own,
             rows,
+            row_block.expert,
             column,
             scales,
             bias,
@@ -66,7 +69,16 @@ pub(crate) fn finish<F: Float>(
                 exchange::add(&mut totals, other, workspace, rows, config);
             }
             write::<F>(
-                &totals, first_row, rows, column, scales, bias, out, sizes, config,
+                &totals,
+                first_row,
+                rows,
+                row_block.expert,
+                column,
+                scales,
+                bias,
+                out,
+                sizes,
+                config,
             );
         } else {
             exchange::store(&totals, workspace, rows, config);
@@ -75,12 +87,13 @@ pub(crate) fn finish<F: Float>(
 }
 
 /// Writes the outputs of a thread's totals: `rows` rows from `first_row` on, of the tile in column
-/// `column` of tiles.
+/// `column` of tiles of the matrix of `expert`.
 #[cube]
 fn write<F: Float>(
     totals: &Array<f32>,
     first_row: u32,
     rows: u32,
+    expert: u32,
     column: u32,
     scales: &[F],
     bias: &ComptimeOption<&[F]>,
@@ -110,15 +123,25 @@ fn write<F: Float>(
             let row = first_row + index / columns;
             let column = first_column + index % columns;
             if has_output(first, rows, config) && column < sizes.n {
-                let mut value = scaled_and_biased::<F>(totals[first], column, scales, bias, config);
+                let mut value = scaled_and_biased::<F>(
+                    totals[first],
+                    column,
+                    expert,
+                    scales,
+                    bias,
+                    sizes,
+                    config,
+                );
                 if comptime!(config.is_gated()) {
                     value = swiglu(
                         value,
                         scaled_and_biased::<F>(
                             totals[comptime!(first + 1)],
                             column + sizes.n,
+                            expert,
                             scales,
                             bias,
+                            sizes,
                             config,
                         ),
                     );
@@ -129,23 +152,35 @@ fn write<F: Float>(
     }
 }
 
-/// Returns a total of a column of the weight, multiplied by the column's scale if the weight has a
-/// single group, plus the bias.
+/// Returns a total of a column of an expert's matrix, multiplied by the column's scale if the weight
+/// has a single group, plus the bias.
 #[cube]
 fn scaled_and_biased<F: Float>(
     total: f32,
     column: u32,
+    expert: u32,
     scales: &[F],
     bias: &ComptimeOption<&[F]>,
+    sizes: &TileSizes,
     #[comptime] config: Config,
 ) -> f32 {
     let mut total = total;
     if comptime!(!config.grouped()) {
-        total *= f32::cast_from(scales[channel_scale(column) as usize]);
+        let mut place = channel_scale(column);
+        if comptime!(config.rows.has_experts()) {
+            place += expert * sizes.chunks_n * comptime!(CHUNK_N as u32);
+        }
+        total *= f32::cast_from(scales[place as usize]);
     }
     #[comptime]
     match bias {
-        ComptimeOption::Some(bias) => total += f32::cast_from(bias[column as usize]),
+        ComptimeOption::Some(bias) => {
+            let mut place = column;
+            if comptime!(config.rows.has_experts()) {
+                place += expert * sizes.n * comptime!(config.epilogue.columns() as u32);
+            }
+            total += f32::cast_from(bias[place as usize]);
+        }
         ComptimeOption::None => {}
     }
     total

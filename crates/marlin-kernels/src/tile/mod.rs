@@ -56,6 +56,7 @@
 //! | `cost` | the choice among them |
 //! | `sizes` | the lengths of a problem, as arguments of the kernels |
 //! | `stripe` | the work of a block |
+//! | `rows` | the rows of activations of a tile, in order or by experts |
 //! | `cluster` | the sums of the blocks of a cluster |
 //! | `fragment`, `conversion` | from packed words to fragments; the conversion of their values |
 //! | `outputs`, `exchange`, `epilogue`, `runs`, `workspace` | from the warps' sums to the output |
@@ -84,6 +85,7 @@ mod integers;
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) mod operands;
 pub(crate) mod outputs;
+pub(crate) mod rows;
 #[cfg(feature = "cubecl-runtime")]
 mod runs;
 pub(crate) mod shape;
@@ -98,5 +100,8 @@ pub use candidates::configs;
 pub use config::Config;
 pub use cost::{Launch, launches, plan};
 #[cfg(feature = "cubecl-runtime")]
+pub(crate) use exchange::MAX_BLOCKS;
+#[cfg(feature = "cubecl-runtime")]
 pub use operands::row_length;
+pub use rows::RowOrder;
 pub use shape::{Product, Tile};

@@ -20,6 +20,12 @@ pub(crate) fn expect_operands(
     out: &BufferArg,
 ) -> Result<(), KernelError> {
     problem.expect_addressable()?;
+    if problem.weight.experts != 1 {
+        return Err(KernelError::Shape {
+            problem: problem.to_string(),
+            reason: "a weight with experts is multiplied by `experts::multiply`",
+        });
+    }
     problem.expect_weight(&weight.as_ref().map(|_, buffer| buffer.len()))?;
     if problem.activations == ActivationDtype::F32 || problem.scales != problem.activations {
         return Err(KernelError::DtypePair {

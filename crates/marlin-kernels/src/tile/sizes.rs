@@ -1,6 +1,9 @@
+use super::config::Config;
 use super::cost::{Launch, Work};
+use super::rows::RowOrder;
 use super::shape::CHUNK_N;
 use crate::QuantProblem;
+use crate::ptx::ld_global_l2_16;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
@@ -24,8 +27,9 @@ pub(crate) struct TileSizes {
     pub chunks_k: u32,
     /// Blocks of rows of activations.
     pub row_blocks: u32,
-    /// The divisor for divisions by `row_blocks`.
-    pub by_row_blocks: FastDivmod<u32>,
+    /// The divisor for divisions by the number of tiles that are numbered before the next column, or
+    /// with experts before the next block of rows: `row_blocks`, or with experts `columns`.
+    pub by_inner: FastDivmod<u32>,
     /// Output tiles along N.
     pub columns: u32,
     /// Steps of K in a tile.
@@ -44,6 +48,40 @@ pub(crate) struct TileSizes {
     pub masks: NibbleMasks,
 }
 
+/// Returns the sizes with the number of blocks of rows that a routing decided on the device, at the
+/// address `row_blocks`, and with their work divided among all blocks of the launch. Without
+/// experts, returns the sizes.
+#[cube]
+pub(crate) fn of_routing(
+    sizes: TileSizes,
+    row_blocks: u64,
+    #[comptime] config: Config,
+) -> TileSizes {
+    if comptime!(config.rows.has_experts()) {
+        let row_blocks = ld_global_l2_16(row_blocks).extract(0usize);
+        let units = row_blocks * sizes.columns * sizes.depth;
+        TileSizes {
+            m: sizes.m,
+            n: sizes.n,
+            k: sizes.k,
+            chunks_n: sizes.chunks_n,
+            chunks_k: sizes.chunks_k,
+            row_blocks,
+            by_inner: sizes.by_inner,
+            columns: sizes.columns,
+            depth: sizes.depth,
+            by_depth: sizes.by_depth,
+            striped: sizes.striped,
+            waves: sizes.waves,
+            units_each: units / CUBE_COUNT_X,
+            blocks_with_one_more: units % CUBE_COUNT_X,
+            masks: sizes.masks,
+        }
+    } else {
+        sizes
+    }
+}
+
 /// Masks of the lowest nibble, and of the second lowest nibble, of both halves of a word. They are
 /// kernel arguments because the compiler would load a constant anew for every word.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -59,8 +97,10 @@ pub(crate) fn nibble_masks() -> NibbleMasksLaunch {
     NibbleMasksLaunch::new(0x000f_000f, 0x00f0_00f0)
 }
 
-/// Returns the launch argument of the lengths of a problem, for a launch.
-pub(crate) fn sizes(problem: &QuantProblem, launch: &Launch) -> TileSizesLaunch {
+/// Returns the launch argument of the lengths of a problem, for a launch. With experts, the kernel
+/// computes the work of its blocks from the routing
+/// ([`of_routing`]).
+pub(crate) fn sizes(problem: &QuantProblem, rows: RowOrder, launch: &Launch) -> TileSizesLaunch {
     let layout = problem.weight.tiles();
     let work = Work::new(problem, &launch.tile);
     let waves = work.waves(&launch.tile, launch.blocks);
@@ -107,7 +147,11 @@ pub(crate) fn sizes(problem: &QuantProblem, launch: &Launch) -> TileSizesLaunch 
         chunks_n,
         chunks_k,
         row_blocks,
-        row_blocks,
+        if rows.has_experts() {
+            columns
+        } else {
+            row_blocks
+        },
         columns,
         depth,
         depth,
@@ -135,7 +179,7 @@ pub(crate) fn compiled_lengths() -> TileSizesCompilationArg {
         chunks_n: (),
         chunks_k: (),
         row_blocks: (),
-        by_row_blocks: Divmod::Fast,
+        by_inner: Divmod::Fast,
         columns: (),
         depth: (),
         by_depth: Divmod::Fast,

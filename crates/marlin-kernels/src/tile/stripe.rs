@@ -115,7 +115,8 @@ const ROW_BLOCKS_TOGETHER: u32 = 8;
 /// Returns the column of tiles and the block of rows of tile number `tile`.
 ///
 /// Within a column, tiles are numbered by block of rows, so that blocks that run at the same time
-/// share weights. With waves, [`ROW_BLOCKS_TOGETHER`] blocks of rows are numbered in all columns
+/// share weights. With experts, blocks of rows mostly have weights of their own, and tiles are
+/// numbered by column. With waves, [`ROW_BLOCKS_TOGETHER`] blocks of rows are numbered in all columns
 /// before the next blocks of rows, so that their activations stay in the second-level cache.
 #[cube]
 pub(crate) fn tile_place(tile: u32, sizes: &TileSizes, #[comptime] config: Config) -> (u32, u32) {
@@ -125,7 +126,20 @@ pub(crate) fn tile_place(tile: u32, sizes: &TileSizes, #[comptime] config: Confi
         let together = min(sizes.row_blocks - first, ROW_BLOCKS_TOGETHER);
         let in_band = tile - first * sizes.columns;
         (in_band / together, first + in_band % together)
+    } else if comptime!(config.rows.has_experts()) {
+        let (row_block, column) = sizes.by_inner.div_mod(tile);
+        (column, row_block)
     } else {
-        sizes.by_row_blocks.div_mod(tile)
+        sizes.by_inner.div_mod(tile)
+    }
+}
+
+/// Returns the column of tiles of tile number `tile`, as [`tile_place`] does, without waves.
+#[cube]
+pub(crate) fn tile_column(tile: u32, sizes: &TileSizes, #[comptime] config: Config) -> u32 {
+    if comptime!(config.rows.has_experts()) {
+        sizes.by_inner.modulo(tile)
+    } else {
+        sizes.by_inner.div(tile)
     }
 }

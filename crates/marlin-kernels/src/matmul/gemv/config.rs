@@ -1,6 +1,6 @@
 use crate::tile::candidates::Format;
 use crate::tile::shape::METADATA_ROWS;
-use crate::tile::{self, Product, Tile};
+use crate::tile::{self, Product, RowOrder, Tile};
 use crate::{Epilogue, Prologue};
 use marlin_format::{GroupSize, Sparsity, WeightValue};
 #[cfg(feature = "cubecl-runtime")]
@@ -46,6 +46,7 @@ impl GemvConfig {
             bf16,
             sparsity,
             epilogue,
+            ..
         } = *format;
         Self {
             blocks,
@@ -143,6 +144,7 @@ impl GemvConfig {
             zero_points: self.zero_points,
             bf16: self.bf16,
             epilogue: self.epilogue,
+            rows: RowOrder::InOrder,
         }
     }
 

@@ -4,13 +4,14 @@
 use crate::pdl::wait;
 use crate::ptx::{
     bar_sync_numbered, bar_warp_sync, cp_async_4, cp_async_8, cp_async_16, cp_async_16_or_zero,
-    cp_async_commit_group, cp_async_wait_group, lane, opaque, prefetch_l2,
+    cp_async_commit_group, cp_async_wait_group, lane, ld_global_4, opaque, prefetch_l2,
 };
 use crate::tile::config::Config;
 use crate::tile::fragment::group_of;
+use crate::tile::rows::{RowBlock, RowOrder, groups_of_expert};
 use crate::tile::shape::{CHUNK_N, METADATA_ROWS, TILE_BYTES};
 use crate::tile::sizes::TileSizes;
-use crate::tile::stripe::{TilePart, weight_chunk};
+use crate::tile::stripe::{TilePart, tile_place, weight_chunk};
 use cubecl::prelude::*;
 
 /// Global addresses of the operands.
@@ -26,6 +27,10 @@ pub(super) struct CopyAddresses {
     pub scales: u64,
     /// Zero points.
     pub zeros: u64,
+    /// Blocks of rows; without experts not used.
+    pub row_blocks: u64,
+    /// The token of each row; used if rows are gathered.
+    pub tokens: u64,
 }
 
 /// The copies of a stripe, which run ahead of its products by all stages except the stage that is
@@ -68,7 +73,7 @@ impl CopyAhead {
         #[comptime] uses_pdl: bool,
     ) {
         self.copies
-            .enter(self.part.tile, self.part.first, source, sizes, config);
+            .enter(self.part.tile, self.part.first, source, sizes, true, config);
         if uses_pdl {
             let steps = min(
                 self.part.end - self.part.first,
@@ -122,8 +127,14 @@ impl CopyAhead {
             self.part.first += 1;
             if self.part.first == self.part.end {
                 self.part.next(sizes, self.start, config);
-                self.copies
-                    .enter(self.part.tile, self.part.first, source, sizes, config);
+                self.copies.enter(
+                    self.part.tile,
+                    self.part.first,
+                    source,
+                    sizes,
+                    false,
+                    config,
+                );
             }
         }
         cp_async_commit_group();
@@ -182,7 +193,8 @@ struct Copies {
     x_row: u64,
     /// The row of K where the thread's first run starts.
     k: u32,
-    /// Number of rows of activations from the thread's first row on.
+    /// Number of rows of activations from the thread's first row on. With gathered rows, the token
+    /// whose row is row `lane` of the tile, or [`NO_TOKEN`].
     rows: u32,
 }
 
@@ -214,6 +226,16 @@ fn first_run(#[comptime] config: Config) -> (u32, u32) {
     (thread / runs, team * runs + thread % runs)
 }
 
+/// Returns the place of a run of a row of activations in a stage.
+#[cube]
+fn place_of_run(row: u32, run: u32, #[comptime] config: Config) -> u32 {
+    comptime!(config.activations_offset() as u32)
+        + (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16
+}
+
+/// In the place of a row's token, that the tile does not have the row.
+const NO_TOKEN: u32 = u32::MAX;
+
 #[cube]
 impl Copies {
     /// Creates the copies without a tile; call [`enter`](Self::enter) next.
@@ -234,19 +256,20 @@ impl Copies {
         }
     }
 
-    /// Sets the copies to step `first` of a tile.
+    /// Sets the copies to step `first` of a tile; `is_early` before the wait for the kernel before.
     fn enter(
         &mut self,
         tile: u32,
         first: u32,
         source: &CopyAddresses,
         sizes: &TileSizes,
+        #[comptime] is_early: bool,
         #[comptime] config: Config,
     ) {
         let lane = lane();
         let warp = UNIT_POS_X / 32;
         let warps_n = comptime!(config.tile.warps_n as u32);
-        let (column, row_block) = sizes.by_row_blocks.div_mod(tile);
+        let (column, number) = tile_place(tile, sizes, config);
         let chunk_n = weight_chunk(column, warp % warps_n, sizes, config);
         self.chunk = first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
         self.chunks = if chunk_n < sizes.chunks_n {
@@ -271,17 +294,41 @@ impl Copies {
             );
 
         let (row, run) = first_run(config);
-        let row = row_block * comptime!(config.tile.rows() as u32) + row;
-        let bytes = comptime!(config.tile.activation_bytes() as u32);
-        self.k = first * comptime!(config.tile.depth() as u32) + run * comptime!(16 / bytes);
-        self.x = source.x
-            + u64::cast_from(row) * u64::cast_from(sizes.k) * comptime!(bytes as u64)
-            + u64::cast_from(self.k * bytes);
-        self.rows = if row < sizes.m {
-            sizes.m - row
+        if comptime!(config.rows.has_experts()) {
+            let block = RowBlock::new(number, source.row_blocks, sizes, is_early, config);
+            self.enter_matrix(block.expert, sizes, config);
+            self.k = first * comptime!(config.tile.depth() as u32) + run * 8;
+            self.x = source.x + u64::cast_from(self.k) * 2;
+            if comptime!(config.rows == RowOrder::Gathered) {
+                let place = block.first + min(lane, block.rows - 1);
+                let token = ld_global_4(source.tokens + u64::cast_from(place) * 4);
+                self.rows = select(lane < block.rows, token, NO_TOKEN);
+            } else {
+                self.x += u64::cast_from(block.first + row) * u64::cast_from(sizes.k) * 2;
+                self.rows = max(block.rows, row) - row;
+            }
         } else {
-            0u32.runtime()
-        };
+            let row = number * comptime!(config.tile.rows() as u32) + row;
+            let bytes = comptime!(config.tile.activation_bytes() as u32);
+            self.k = first * comptime!(config.tile.depth() as u32) + run * comptime!(16 / bytes);
+            self.x = source.x
+                + u64::cast_from(row) * u64::cast_from(sizes.k) * comptime!(bytes as u64)
+                + u64::cast_from(self.k * bytes);
+            self.rows = if row < sizes.m {
+                sizes.m - row
+            } else {
+                0u32.runtime()
+            };
+        }
+    }
+
+    /// Moves the addresses of the weight from the first matrix to an expert's.
+    fn enter_matrix(&mut self, expert: u32, sizes: &TileSizes, #[comptime] config: Config) {
+        let rows = sizes.chunks_k * comptime!(config.word_rows() as u32);
+        self.qweight += u64::cast_from(expert) * u64::cast_from(rows) * self.words_row;
+        let groups = u64::cast_from(expert * groups_of_expert(sizes, config) * sizes.chunks_n);
+        self.scales += groups * comptime!(2 * CHUNK_N as u64);
+        self.zeros += groups * comptime!(config.group_zeros_bytes() as u64);
     }
 
     /// Prefetches the weight of the next steps to the second-level cache. One lane prefetches each
@@ -345,14 +392,23 @@ impl Copies {
         let (row, run) = first_run(config);
         #[unroll]
         for i in 0..comptime!((config.tile.rows() as u32).div_ceil(row_step(&config))) {
-            if comptime!(i * row_step(&config)) < self.rows
+            if comptime!(config.rows == RowOrder::Gathered) {
+                let token = plane_shuffle(self.rows, row + comptime!(i * row_step(&config)));
+                if token != NO_TOKEN
+                    && row + comptime!(i * row_step(&config)) < comptime!(config.tile.rows() as u32)
+                {
+                    cp_async_16_or_zero(
+                        stage + place_of_run(row + comptime!(i * row_step(&config)), run, config),
+                        self.x + u64::cast_from(token) * u64::cast_from(sizes.k) * 2,
+                        bytes,
+                    );
+                }
+            } else if comptime!(i * row_step(&config)) < self.rows
                 && row + comptime!(i * row_step(&config)) < comptime!(config.tile.rows() as u32)
             {
                 let row = row + comptime!(i * row_step(&config));
-                let offset = comptime!(config.activations_offset() as u32)
-                    + (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16;
                 cp_async_16_or_zero(
-                    stage + offset,
+                    stage + place_of_run(row, run, config),
                     self.x + self.x_row * comptime!(i as u64),
                     bytes,
                 );

@@ -1,8 +1,8 @@
 use super::kernel::matmul::Matmul;
 use crate::inspect::{KernelSource, buffer, cuda_text, optional, properties, settings, target};
 use crate::pdl;
-use crate::tile::Config;
 use crate::tile::sizes::compiled_lengths;
+use crate::tile::{Config, RowOrder};
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
@@ -23,6 +23,8 @@ pub fn source(config: &Config, capability: u32) -> Result<KernelSource, Compilat
         optional(config.zero_points),
         optional(config.tile.is_fp8()),
         optional(true),
+        optional(config.rows.has_experts()),
+        optional(config.rows == RowOrder::Gathered),
         buffer(),
         buffer(),
         compiled_lengths(),

@@ -165,6 +165,7 @@ pub(crate) fn matmul<F: Float>(
             &receiver,
             scales,
             &bias,
+            workspace,
             out,
             workspace,
             &part,

@@ -1,0 +1,450 @@
+//! Times layers of mixtures of experts: the router, the routing, the matmuls of gates and ups and of
+//! down, and the weighted sums.
+
+use crate::BenchError;
+use crate::kernels::rates;
+use crate::operands::{Weights, activations, buffer};
+use crate::record;
+use crate::timing::time;
+use clap::{Args, ValueEnum};
+use cubecl::client::Client;
+use cubecl::cuda::CudaDevice;
+use cubecl::server::Handle;
+use marlin_format::{
+    GroupSize, QuantSpec, ScaleDtype, WeightDescriptor, WeightLayout, WeightValue,
+};
+use marlin_kernels::experts::{
+    ExpertOperands, LayerPlan, RouteOperands, Router, RouterScores, Routing, combine,
+    expected_row_blocks, launches, multiply, plan, route,
+};
+use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
+use marlin_kernels::tile::RowOrder;
+use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, QuantProblem, Target};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// The arguments of the bench of mixtures.
+#[derive(Args)]
+pub struct MoeArgs {
+    /// The models whose layers to use.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "qwen3-30b-a3b,mixtral-8x7b,gpt-oss-20b"
+    )]
+    models: Vec<MoeModel>,
+    /// Tokens.
+    #[arg(long, value_delimiter = ',', default_value = "1,4,16,64,256")]
+    tokens: Vec<usize>,
+    /// Time each matmul in every tile instead of the planned layer.
+    #[arg(long)]
+    every_tile: bool,
+    /// Write a record of the run to this file.
+    #[arg(long)]
+    record: Option<PathBuf>,
+}
+
+/// A model with a mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum MoeModel {
+    #[value(name = "qwen3-30b-a3b")]
+    Qwen3,
+    #[value(name = "mixtral-8x7b")]
+    Mixtral,
+    #[value(name = "gpt-oss-20b")]
+    GptOss20b,
+    #[value(name = "gpt-oss-120b")]
+    GptOss120b,
+    #[value(name = "qwen3.6-35b-a3b")]
+    Qwen36,
+}
+
+/// The sizes of a layer, from the configs of the models.
+#[derive(Debug, Clone, Copy)]
+struct Layer {
+    name: &'static str,
+    experts: usize,
+    hidden: usize,
+    intermediate: usize,
+    top_k: usize,
+    spec: QuantSpec,
+}
+
+impl MoeModel {
+    fn layer(self) -> Layer {
+        let int4 = QuantSpec::new(WeightValue::Int4, GroupSize::G128);
+        let mxfp4 = QuantSpec::new(WeightValue::E2m1, GroupSize::G32);
+        let (name, experts, hidden, intermediate, top_k, spec) = match self {
+            Self::Qwen3 => ("qwen3-30b-a3b", 128, 2048, 768, 8, int4),
+            Self::Mixtral => ("mixtral-8x7b", 8, 4096, 14336, 2, int4),
+            Self::GptOss20b => ("gpt-oss-20b", 32, 2880, 2880, 4, mxfp4),
+            Self::GptOss120b => ("gpt-oss-120b", 128, 2880, 2880, 4, mxfp4),
+            Self::Qwen36 => ("qwen3.6-35b-a3b", 256, 2048, 512, 8, mxfp4),
+        };
+        Layer {
+            name,
+            experts,
+            hidden,
+            intermediate,
+            top_k,
+            spec: spec.with_scale_dtype(ScaleDtype::BF16),
+        }
+    }
+}
+
+/// The dtype of activations.
+const DTYPE: ActivationDtype = ActivationDtype::BF16;
+/// The number of layers in a graph, each with other activations and so with another routing.
+const CALLS: usize = 24;
+
+/// The times of a layer.
+#[derive(Debug, Serialize)]
+struct MoeFigure {
+    /// The digest of the sources of a step's kernels: [`STEP_DIGEST`](record::STEP_DIGEST).
+    digest: &'static str,
+    routine: &'static str,
+    model: &'static str,
+    experts: usize,
+    top_k: usize,
+    format: String,
+    tokens: usize,
+    /// The tiles of the matmul of gates and ups, and of down.
+    tiles: [String; 2],
+    /// The time from the activations to the weighted sums in microseconds; `None` where the router
+    /// has more rows than its kernel takes.
+    layer_us: Option<f64>,
+    /// The time of the router's matmul in microseconds.
+    router_us: Option<f64>,
+    /// The time of the routing in microseconds.
+    routing_us: f64,
+    /// The time of both matmuls in microseconds.
+    matmuls_us: f64,
+    /// The time of the weighted sums in microseconds.
+    sums_us: f64,
+    /// The time to read the distinct experts' bytes, or to compute the products.
+    floor_us: Option<f64>,
+}
+
+/// Times the layers in the arguments, prints a line for each, and writes the record.
+pub fn run(args: &MoeArgs) -> Result<(), BenchError> {
+    let client = cubecl::Device::from(CudaDevice::new(0)).client();
+    let name = client.properties().identity.name.clone();
+    println!("{name}: {DTYPE}, random routing");
+    println!(
+        "{:16} {:>6}  {:>9} {:>7} {:>7} {:>9} {:>7} {:>9}  tiles",
+        "layer", "tokens", "layer us", "router", "routing", "matmuls", "sums", "floor us"
+    );
+    let mut rows = Vec::new();
+    for model in &args.models {
+        let layer = model.layer();
+        let bench = Bench::new(&client, layer);
+        for &tokens in &args.tokens {
+            if args.every_tile {
+                bench.every_tile(tokens)?;
+                continue;
+            }
+            rows.push(bench.figure(tokens, &name)?);
+        }
+    }
+    match &args.record {
+        Some(path) => record::write(path, &name, &rows),
+        None => Ok(()),
+    }
+}
+
+/// A layer with its weights.
+struct Bench<'a> {
+    client: &'a Client,
+    layer: Layer,
+    router: Handle,
+    gate_up: Weights,
+    down: Weights,
+}
+
+impl<'a> Bench<'a> {
+    fn new(client: &'a Client, layer: Layer) -> Self {
+        let (gate_up, down) = layer.weights();
+        Self {
+            client,
+            layer,
+            router: activations(client, layer.experts, layer.hidden, DTYPE),
+            gate_up: Weights::of(client, &gate_up, DTYPE),
+            down: Weights::of(client, &down, DTYPE),
+        }
+    }
+
+    /// Times each matmul in every tile, and prints a line for each.
+    fn every_tile(&self, tokens: usize) -> Result<(), BenchError> {
+        let Self { client, layer, .. } = *self;
+        let card = Target::of(client).card.ok_or(BenchError::Card)?;
+        let (gate_up, down) = layer.problems(tokens);
+        let hidden = tokens * layer.top_k * layer.intermediate;
+        for (what, problem, order, weights, x_length) in [
+            (
+                "gate and up",
+                gate_up,
+                RowOrder::Gathered,
+                &self.gate_up,
+                tokens * layer.hidden,
+            ),
+            ("down", down, RowOrder::Sorted, &self.down, hidden),
+        ] {
+            let x = activations(client, 1, x_length, DTYPE);
+            let out = client.empty(problem.m * problem.outputs() * 2);
+            for launch in launches(&problem, order, &card) {
+                let routings = self.routings(tokens, launch.tile.rows())?;
+                let us = time(client, CALLS, |i| {
+                    let operands = ExpertOperands {
+                        x: buffer(&x, x_length),
+                        weight: weights.of_call(i, None),
+                        bias: None,
+                        out: buffer(&out, problem.m * problem.outputs()),
+                    };
+                    let routing = &routings[i];
+                    Ok(multiply(
+                        client, &problem, order, &launch, routing, operands,
+                    )?)
+                })?;
+                println!(
+                    "{:16} {tokens:>6}  {us:>9.2}  {what}, {}",
+                    layer.name, launch.tile
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns routings of random logits, each of others.
+    fn routings(&self, tokens: usize, block_rows: usize) -> Result<Vec<Routing>, BenchError> {
+        let count = tokens * self.layer.experts;
+        let all = activations(self.client, CALLS, count, DTYPE);
+        let routing = |call: usize| {
+            let logits = all.clone().offset_start((2 * call * count) as u64);
+            let logits = logits.offset_end((2 * (CALLS - call - 1) * count) as u64);
+            self.route(tokens, block_rows, &logits)
+        };
+        (0..CALLS).map(routing).collect()
+    }
+
+    fn route(
+        &self,
+        tokens: usize,
+        block_rows: usize,
+        logits: &Handle,
+    ) -> Result<Routing, BenchError> {
+        let Self { client, layer, .. } = *self;
+        let router = Router {
+            experts: layer.experts,
+            top_k: layer.top_k,
+            scores: RouterScores::Softmax,
+            normalises: true,
+        };
+        let operands = RouteOperands {
+            logits: buffer(logits, tokens * layer.experts),
+            dtype: DTYPE,
+            correction: None,
+            factor: 1.0,
+        };
+        Ok(route(client, router, tokens, block_rows, operands)?)
+    }
+
+    fn figure(&self, tokens: usize, card: &str) -> Result<MoeFigure, BenchError> {
+        let Self { client, layer, .. } = *self;
+        let target = Target::of(client);
+        let card_of = target.card.ok_or(BenchError::Card)?;
+        let (gate_up, down) = layer.problems(tokens);
+        let plan = plan(&gate_up, &down, tokens, &card_of).ok_or(BenchError::NoTile)?;
+        // Rows of different calls are different rows of the same random numbers.
+        let x = activations(client, tokens * CALLS, layer.hidden, DTYPE);
+        let row_bytes = (tokens * layer.hidden * 2) as u64;
+        let x_of = |call: usize| {
+            let start = row_bytes * call as u64;
+            let end = row_bytes * (CALLS - call - 1) as u64;
+            x.clone().offset_start(start).offset_end(end)
+        };
+        let call = Call {
+            bench: self,
+            tokens,
+            plan,
+            problems: (gate_up, down),
+            hidden: client.empty(layer.top_k * tokens * layer.intermediate * 2),
+            rows: client.empty(layer.top_k * tokens * layer.hidden * 2),
+            out: client.empty(tokens * layer.hidden * 2),
+            logits: client.empty(tokens * layer.experts * 2),
+        };
+        let head = FloatProblem {
+            m: tokens,
+            k: layer.hidden,
+            n: layer.experts,
+            dtype: DTYPE,
+        };
+        let kernel = lm_head::plan(&head, &target);
+        let router = |i: usize, kernel| {
+            let operands = LmHeadOperands {
+                x: buffer(&x_of(i), tokens * layer.hidden),
+                weight: buffer(&self.router, layer.experts * layer.hidden),
+                out: buffer(&call.logits, tokens * layer.experts),
+            };
+            lm_head::launch(client, &head, kernel, operands)
+        };
+        let router_us = kernel
+            .map(|kernel| time(client, CALLS, |i| Ok(router(i, kernel)?)))
+            .transpose()?;
+        let routing_us = time(client, CALLS, |_| {
+            self.route(tokens, plan.block_rows, &call.logits).map(drop)
+        })?;
+        let layer_us = kernel
+            .map(|kernel| {
+                time(client, CALLS, |i| {
+                    router(i, kernel)?;
+                    let routing = self.route(tokens, plan.block_rows, &call.logits)?;
+                    call.matmuls(i, &x_of(i), &routing)?;
+                    call.sums(&routing)
+                })
+            })
+            .transpose()?;
+        let routings = self.routings(tokens, plan.block_rows)?;
+        let matmuls_us = time(client, CALLS, |i| call.matmuls(i, &x_of(i), &routings[i]))?;
+        let sums_us = time(client, CALLS, |i| call.sums(&routings[i]))?;
+        let floor_us = layer.floor(tokens, card);
+        let tiles = [plan.gate_up, plan.down].map(|launch| launch.tile.to_string());
+        println!(
+            "{:16} {tokens:>6}  {:>9} {:>7} {routing_us:>7.1} {matmuls_us:>9.1} {sums_us:>7.1} {:>9}  {}; {}",
+            layer.name,
+            shown(layer_us),
+            shown(router_us),
+            shown(floor_us),
+            tiles[0],
+            tiles[1]
+        );
+        Ok(MoeFigure {
+            digest: record::STEP_DIGEST,
+            routine: "step",
+            model: layer.name,
+            experts: layer.experts,
+            top_k: layer.top_k,
+            format: layer.spec.to_string(),
+            tokens,
+            tiles,
+            layer_us,
+            router_us,
+            routing_us,
+            matmuls_us,
+            sums_us,
+            floor_us,
+        })
+    }
+}
+
+/// The buffers and problems of calls of a layer.
+struct Call<'a> {
+    bench: &'a Bench<'a>,
+    tokens: usize,
+    plan: LayerPlan,
+    problems: (QuantProblem, QuantProblem),
+    hidden: Handle,
+    rows: Handle,
+    out: Handle,
+    logits: Handle,
+}
+
+impl Call<'_> {
+    fn matmuls(&self, call: usize, x: &Handle, routing: &Routing) -> Result<(), BenchError> {
+        let Bench {
+            client,
+            layer,
+            gate_up,
+            down,
+            ..
+        } = self.bench;
+        let (rows, hidden) = (routing.rows(), &self.hidden);
+        let operands = ExpertOperands {
+            x: buffer(x, self.tokens * layer.hidden),
+            weight: gate_up.of_call(call, None),
+            bias: None,
+            out: buffer(hidden, rows * layer.intermediate),
+        };
+        let (first, second) = &self.problems;
+        multiply(
+            client,
+            first,
+            RowOrder::Gathered,
+            &self.plan.gate_up,
+            routing,
+            operands,
+        )?;
+        let operands = ExpertOperands {
+            x: buffer(hidden, rows * layer.intermediate),
+            weight: down.of_call(call, None),
+            bias: None,
+            out: buffer(&self.rows, rows * layer.hidden),
+        };
+        multiply(
+            client,
+            second,
+            RowOrder::Sorted,
+            &self.plan.down,
+            routing,
+            operands,
+        )?;
+        Ok(())
+    }
+
+    fn sums(&self, routing: &Routing) -> Result<(), BenchError> {
+        let Bench { client, layer, .. } = self.bench;
+        let (rows, features) = (routing.rows(), layer.hidden);
+        Ok(combine(
+            client,
+            routing,
+            features,
+            DTYPE,
+            buffer(&self.rows, rows * features),
+            None,
+            buffer(&self.out, self.tokens * features),
+        )?)
+    }
+}
+
+impl Layer {
+    /// Returns the weights of gates and ups, and of down.
+    fn weights(&self) -> (WeightDescriptor, WeightDescriptor) {
+        let of = |k, n| {
+            WeightDescriptor::plain(self.spec, k, n)
+                .with_experts(self.experts)
+                .in_layout(WeightLayout::Tile)
+        };
+        (
+            of(self.hidden, 2 * self.intermediate),
+            of(self.intermediate, self.hidden),
+        )
+    }
+
+    /// Returns the matmuls of gates and ups, and of down.
+    fn problems(&self, tokens: usize) -> (QuantProblem, QuantProblem) {
+        let (gate_up, down) = self.weights();
+        let rows = tokens * self.top_k;
+        (
+            QuantProblem::new(rows, gate_up, DTYPE).with_epilogue(Epilogue::SwiGlu),
+            QuantProblem::new(rows, down, DTYPE),
+        )
+    }
+
+    /// Returns the lower bound of the time of both matmuls in microseconds: the time to read the
+    /// weights of the distinct experts, or to compute the products, whichever is longer.
+    fn floor(&self, tokens: usize, card: &str) -> Option<f64> {
+        let distinct = expected_row_blocks(tokens, self.top_k, self.experts, tokens);
+        let weights = (3 * self.hidden * self.intermediate) as f64;
+        let scale_bytes = match self.spec.value {
+            WeightValue::E2m1 => 1.0 / 32.0,
+            _ => 2.0 / 128.0,
+        };
+        let bytes = distinct * weights * (0.5 + scale_bytes);
+        let flops = 2.0 * weights * (tokens * self.top_k) as f64;
+        rates(card).map(|rates| (bytes / rates.read).max(flops / rates.flops) * 1e6)
+    }
+}
+
+/// Returns the text of a time, or a dash.
+fn shown(us: Option<f64>) -> String {
+    us.map_or("-".into(), |us| format!("{us:.1}"))
+}

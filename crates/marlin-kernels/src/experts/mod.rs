@@ -1,0 +1,39 @@
+//! Mixtures of experts: a router chooses experts for each token, and the token's row of activations
+//! is multiplied by the matrices of these experts alone.
+//!
+//! The kernels of a layer, in order:
+//!
+//! | kernel | from | to |
+//! |---|---|---|
+//! | [`route`] | logits of the router [tokens, experts] | a [`Routing`]: the experts of each token, their weights, and the rows of each expert |
+//! | [`multiply`], gathered | activations [tokens, K] | [rows, N] in the order of experts; gates and ups with SwiGLU |
+//! | [`multiply`], sorted | the output of the one before | [rows, K] in the order of experts |
+//! | [`combine`] | [rows, K] in the order of experts | the weighted sums of each token's experts [tokens, K] |
+//!
+//! A row is one token at one of its experts, so there are tokens x `top_k` rows. The order of
+//! experts is that of the experts' numbers and, within an expert, that of the tokens. The numbers of
+//! rows of each expert stay on the device: the host never waits for a routing, and a recorded pass
+//! is valid for every routing.
+//!
+//! The product is [`mma_sync`](crate::matmul::mma_sync) with [`RowOrder::Gathered`] or
+//! [`RowOrder::Sorted`]: its tiles have rows of one expert each. A block's stripe of work is
+//! computed on the device from the number of blocks of rows in the routing.
+//!
+//! [`RowOrder::Gathered`]: crate::tile::RowOrder::Gathered
+//! [`RowOrder::Sorted`]: crate::tile::RowOrder::Sorted
+
+mod combine;
+mod multiply;
+mod plan;
+mod route;
+mod router;
+#[cfg(feature = "inspect")]
+mod source;
+
+pub use combine::combine;
+pub use multiply::{ExpertOperands, multiply};
+pub use plan::{LayerPlan, expected_row_blocks, launches, plan};
+pub use route::{RouteOperands, Routing, route};
+pub use router::{MAX_TOP_K, Router, RouterScores};
+#[cfg(feature = "inspect")]
+pub use source::{combine_source, route_source};

@@ -1,0 +1,190 @@
+use super::plan::of_problem;
+use super::{Router, Routing};
+use crate::matmul::mma_sync;
+use crate::problem::{expect_at_most, expect_length};
+use crate::tile::candidates::takes_experts;
+use crate::tile::rows::RowOrder;
+use crate::tile::sizes::sizes;
+use crate::tile::workspace::Workspace;
+use crate::tile::{Launch, row_length};
+use crate::{
+    ActivationDtype, Kernel, KernelError, Prologue, QuantProblem, Target, WeightBuffers, pdl,
+    problem::MAX_ELEMENTS,
+};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use marlin_format::Sparsity;
+use std::sync::atomic::Ordering;
+
+/// Operands of [`multiply`]. All are contiguous, at addresses that are multiples of 16.
+pub struct ExpertOperands {
+    /// The activations: [tokens, K] gathered, [rows, K] sorted.
+    pub x: BufferArg,
+    /// The weight of all experts in the tile layout.
+    pub weight: WeightBuffers,
+    /// The biases [experts, N] in the activations' dtype.
+    pub bias: Option<BufferArg>,
+    /// The output [rows, N] in the order of experts, [rows, N / 2] with SwiGLU. Every element is
+    /// written.
+    pub out: BufferArg,
+}
+
+/// Multiplies each row by the matrix of its expert. `problem` describes all rows of the routing
+/// (M = tokens x `top_k`) and the weight with its experts; the tile of `launch` has as many rows as
+/// the routing's blocks.
+///
+/// # Errors
+/// Returns an error for a buffer of the wrong length, a routing of another number of rows, experts
+/// or rows of a block, f32 activations, scales in another dtype than the activations, a 2:4 weight or
+/// one with act-order, a K that is not a multiple of 8, and a device that is no NVIDIA card.
+pub fn multiply(
+    client: &Client,
+    problem: &QuantProblem,
+    order: RowOrder,
+    launch: &Launch,
+    routing: &Routing,
+    operands: ExpertOperands,
+) -> Result<(), KernelError> {
+    let target = Target::of(client);
+    let Some(card) = target.card else {
+        return Err(KernelError::NotLaunchable {
+            kernel: Kernel::Marlin(*launch),
+            runtime: target.runtime,
+        });
+    };
+    expect_problem(problem, order, launch, routing)?;
+    expect_lengths(problem, order, routing, &operands)?;
+    if problem.m == 0 {
+        return Ok(());
+    }
+    let ExpertOperands {
+        x,
+        weight,
+        bias,
+        out,
+    } = operands;
+    let config = of_problem(problem, order).config(launch.tile);
+    let workspace = Workspace::of_stream(client, &card).area(problem, &config, launch.blocks)?;
+    let tokens = match order {
+        RowOrder::Gathered => Some(routing.of_rows(&routing.tokens)),
+        _ => None,
+    };
+    // A kernel with sorted rows reads the routing before it waits for the kernel before it.
+    let overlaps = order == RowOrder::Gathered || routing.is_complete.load(Ordering::Relaxed);
+    let uses_pdl = overlaps && pdl::is_supported_by(card.capability);
+    // SAFETY: the buffers' lengths were checked against the lengths from which the kernel derives
+    // its addresses, the routing's tables have rows, tokens and experts of the problem alone, and
+    // the workspace has room for `blocks` parts of tiles.
+    unsafe {
+        mma_sync::matmul::launch_unchecked(
+            client,
+            CubeCount::new_1d(launch.blocks as u32),
+            CubeDim::new_1d(config.block_threads() as u32),
+            x,
+            weight.qweight,
+            None.into(),
+            weight.scales,
+            weight.zero_points.into(),
+            None.into(),
+            bias.into(),
+            Some(routing.blocks()).into(),
+            tokens.into(),
+            out,
+            workspace,
+            sizes(problem, order, launch),
+            config,
+            uses_pdl,
+            problem.activations.elem(),
+        );
+    }
+    if uses_pdl {
+        pdl::make_edge_programmatic(client);
+    }
+    if order == RowOrder::Gathered {
+        routing.is_complete.store(true, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Checks that the kernel supports a problem, and that the routing and the launch are for it.
+fn expect_problem(
+    problem: &QuantProblem,
+    order: RowOrder,
+    launch: &Launch,
+    routing: &Routing,
+) -> Result<(), KernelError> {
+    let refuse = |reason| {
+        Err(KernelError::Shape {
+            problem: problem.to_string(),
+            reason,
+        })
+    };
+    let Router { experts, .. } = routing.router;
+    if problem.activations == ActivationDtype::F32 || problem.scales != problem.activations {
+        return Err(KernelError::DtypePair {
+            activations: problem.activations,
+            scales: problem.scales,
+        });
+    }
+    if !order.has_experts() {
+        return refuse("rows in order have no experts; gather or sort them");
+    }
+    if (problem.weight.experts, problem.m) != (experts, routing.rows()) {
+        return refuse("the routing has another number of experts or rows");
+    }
+    let format = problem.weight.format;
+    if format.sparsity != Sparsity::Dense || format.permuted {
+        return refuse("experts are dense, and their rows in their natural order");
+    }
+    if row_length(problem.k()) != problem.k() || problem.prologue != Prologue::None {
+        return refuse("with experts K is a multiple of 8, and no norm is before the product");
+    }
+    if !takes_experts(&launch.tile)
+        || launch.tile.rows() != routing.block_rows
+        || launch.blocks == 0
+    {
+        return Err(KernelError::Blocks {
+            problem: problem.to_string(),
+            tile: launch.tile,
+            blocks: launch.blocks,
+        });
+    }
+    if !problem.divides_into(launch.tile.columns())
+        || !of_problem(problem, order)
+            .config(launch.tile)
+            .takes_epilogue()
+    {
+        return Err(KernelError::Epilogue {
+            problem: problem.to_string(),
+            kernel: Kernel::Marlin(*launch),
+        });
+    }
+    Ok(())
+}
+
+/// Checks the lengths of the operands.
+fn expect_lengths(
+    problem: &QuantProblem,
+    order: RowOrder,
+    routing: &Routing,
+    operands: &ExpertOperands,
+) -> Result<(), KernelError> {
+    problem.expect_weight(&operands.weight.as_ref().map(|_, buffer| buffer.len()))?;
+    let rows = match order {
+        RowOrder::Gathered => routing.count,
+        _ => routing.rows(),
+    };
+    let (k, n) = (problem.k(), problem.n());
+    expect_length(problem, "activations", rows * k, operands.x.len())?;
+    expect_length(
+        problem,
+        "output",
+        problem.m * problem.outputs(),
+        operands.out.len(),
+    )?;
+    if let Some(bias) = &operands.bias {
+        expect_length(problem, "bias", problem.weight.experts * n, bias.len())?;
+    }
+    let largest = problem.m.saturating_mul(k.max(n));
+    expect_at_most(problem, largest, MAX_ELEMENTS)
+}

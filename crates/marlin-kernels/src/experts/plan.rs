@@ -1,0 +1,160 @@
+use crate::device::MIN_CAPABILITY;
+use crate::tile::candidates::Format;
+use crate::tile::cost::{Work, estimate_of, format};
+use crate::tile::rows::{MAX_EXPERT_ROWS, RowOrder};
+use crate::tile::{self, Launch};
+use crate::{Card, QuantProblem};
+
+/// The launches of the matmuls of a layer, with tiles of as many rows, and so with one routing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LayerPlan {
+    /// The rows of a block: the routing's.
+    pub block_rows: usize,
+    /// The matmul of gates and ups.
+    pub gate_up: Launch,
+    /// The matmul of down.
+    pub down: Launch,
+}
+
+/// Returns the launches that the model of [`tile`](crate::tile) expects to be the fastest for a
+/// layer, if `tokens` tokens choose their `top_k` experts at random. The weights of both problems
+/// have the same number of experts, and M is the number of rows, tokens x `top_k`. `None` if the
+/// card is too old, or no tile fits.
+pub fn plan(
+    gate_up: &QuantProblem,
+    down: &QuantProblem,
+    tokens: usize,
+    card: &Card,
+) -> Option<LayerPlan> {
+    let fastest = |problem: &QuantProblem, rows: RowOrder, block_rows: usize| {
+        let blocks = expected_row_blocks(
+            tokens,
+            problem.m / tokens.max(1),
+            problem.weight.experts,
+            block_rows,
+        );
+        let estimated = launches(problem, rows, card)
+            .into_iter()
+            .filter(|launch| launch.tile.rows() == block_rows)
+            .map(|launch| {
+                let work = Work {
+                    row_blocks: blocks.ceil() as usize,
+                    ..Work::new(problem, &launch.tile)
+                };
+                (estimate_of(problem, &launch.tile, card, &work), launch)
+            });
+        estimated.min_by(|(a, _), (b, _)| a.total_cmp(b))
+    };
+    let plans = [8, 16, MAX_EXPERT_ROWS]
+        .into_iter()
+        .filter_map(|block_rows| {
+            let (first, gate_up) = fastest(gate_up, RowOrder::Gathered, block_rows)?;
+            let (second, down) = fastest(down, RowOrder::Sorted, block_rows)?;
+            let plan = LayerPlan {
+                block_rows,
+                gate_up,
+                down,
+            };
+            Some((first + second, plan))
+        });
+    plans
+        .min_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, plan)| plan)
+}
+
+/// Returns every launch of a problem with experts: tiles of `mma.sync` of up to 32 rows. The work is
+/// known on the device only, so all multiprocessors take part.
+pub fn launches(problem: &QuantProblem, rows: RowOrder, card: &Card) -> Vec<Launch> {
+    if card.capability < MIN_CAPABILITY {
+        return Vec::new();
+    }
+    of_problem(problem, rows)
+        .configs(card.capability, card.shared_limit)
+        .map(|config| config.tile)
+        .filter(|tile| problem.divides_into(tile.columns()))
+        .map(|tile| Launch {
+            tile,
+            blocks: card.multiprocessors.min(tile::MAX_BLOCKS),
+        })
+        .collect()
+}
+
+/// Returns the part of a configuration that a problem with experts determines.
+pub(super) fn of_problem(problem: &QuantProblem, rows: RowOrder) -> Format {
+    Format {
+        rows,
+        ..format(problem)
+    }
+}
+
+/// Returns the expected number of blocks of rows if each of `tokens` tokens chooses `top_k` of
+/// `experts` experts at random: an expert's number of rows has a binomial distribution.
+pub fn expected_row_blocks(tokens: usize, top_k: usize, experts: usize, block_rows: usize) -> f64 {
+    let chance = top_k as f64 / experts.max(1) as f64;
+    if chance >= 1.0 {
+        return (experts * tokens.div_ceil(block_rows)) as f64;
+    }
+    // Logarithms, because the probability of no row is too small for many tokens.
+    let mut log = tokens as f64 * (1.0 - chance).ln();
+    let mut blocks = 0.0;
+    for rows in 0..=tokens {
+        blocks += log.exp() * rows.div_ceil(block_rows) as f64;
+        log += ((tokens - rows) as f64 / (rows + 1) as f64 * chance / (1.0 - chance)).ln();
+    }
+    experts as f64 * blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ActivationDtype, Epilogue};
+    use marlin_format::{GroupSize, QuantSpec, WeightDescriptor};
+
+    const H100: Card = Card::assumed(90, 132, 227 * 1024);
+    const RTX_4090: Card = Card::assumed(89, 128, 99 * 1024);
+
+    /// Returns the matmuls of a layer of Qwen3-30B-A3B.
+    fn layer(tokens: usize) -> [QuantProblem; 2] {
+        let weight = |k, n| {
+            WeightDescriptor::plain(QuantSpec::int4(GroupSize::G128), k, n).with_experts(128)
+        };
+        [(2048, 1536, Epilogue::SwiGlu), (768, 2048, Epilogue::None)].map(|(k, n, epilogue)| {
+            QuantProblem::new(8 * tokens, weight(k, n), ActivationDtype::F16)
+                .with_epilogue(epilogue)
+        })
+    }
+
+    #[test]
+    fn tiles_have_more_rows_with_more_tokens() {
+        for card in [H100, RTX_4090] {
+            for (tokens, rows) in [(1, 8), (16, 8), (4096, 32)] {
+                let [gate_up, down] = layer(tokens);
+                let plan = plan(&gate_up, &down, tokens, &card);
+                let found = plan.map(|plan| {
+                    [
+                        plan.block_rows,
+                        plan.gate_up.tile.rows(),
+                        plan.down.tile.rows(),
+                    ]
+                });
+                assert_eq!(found, Some([rows; 3]), "{tokens} tokens on {card:?}");
+            }
+        }
+        let [gate_up, down] = layer(1);
+        let old = Card::assumed(75, 40, 64 * 1024);
+        assert_eq!(plan(&gate_up, &down, 1, &old), None);
+    }
+
+    #[test]
+    fn expected_blocks_of_few_tokens_are_those_of_the_distinct_experts() {
+        // 128 experts, of which a token has 8: 128 (1 - (1 - 1/16)^tokens) are distinct.
+        for (tokens, distinct) in [(1, 8.0), (4, 29.12), (16, 82.42)] {
+            let found = expected_row_blocks(tokens, 8, 128, 64);
+            assert!((found - distinct).abs() < 0.01, "{tokens}: {found}");
+        }
+        assert_eq!(expected_row_blocks(17, 8, 8, 16), 16.0);
+        // Every expert has 256 rows, 16 on either side of which are rare: one more block or none.
+        let many = expected_row_blocks(4096, 8, 128, 32);
+        assert!((128.0 * 8.3..128.0 * 8.7).contains(&many), "{many}");
+    }
+}

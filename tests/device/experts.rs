@@ -1,0 +1,678 @@
+//! Mixtures of experts on raw buffers: the routing against the host's, the matmuls of experts in every
+//! tile with outputs filled with NaN, and the weighted sums.
+
+mod host;
+
+use crate::kernels::{buffer, bytes, values, weight_buffers};
+use crate::marlin::Bench;
+use crate::setup::{Named, trial};
+use cubecl::prelude::BufferArg;
+use cubecl::server::Handle;
+use host::{HostRouting, round};
+use libtest_mimic::Trial;
+use marlin_format::{
+    GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors,
+    WeightValue,
+};
+use marlin_kernels::device::MIN_CAPABILITY;
+use marlin_kernels::experts::{
+    ExpertOperands, RouteOperands, Router, RouterScores, Routing, combine, launches, multiply,
+    plan, route,
+};
+use marlin_kernels::tile::{Launch, RowOrder};
+use marlin_kernels::{ActivationDtype, Epilogue, KernelError, QuantProblem};
+use marlin_testing::relative_error_of_terms;
+use marlin_tests::{Case, Operands, tolerance};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+/// The relative error of a router's weights in f32.
+const WEIGHT_ERROR: f64 = 5e-6;
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    if device.name != "cuda" {
+        return;
+    }
+    for (name, router) in ROUTERS {
+        let name = format!("experts::routing_equals_the_hosts::{name}");
+        tests.push(on_card(device, &name, move |bench| {
+            routing(bench, router, seed)
+        }));
+    }
+    tests.push(on_card(
+        device,
+        "experts::a_logit_that_is_not_finite_makes_its_token_nan",
+        move |bench| not_finite(bench, seed),
+    ));
+    for (value, group, zero_points, dtype) in FORMATS {
+        let spec = QuantSpec::new(value, group)
+            .with_zero_point(zero_points.into())
+            .with_scale_dtype(dtype);
+        let name = format!("experts::every_tile_agrees_with_f64::{value}::{group}");
+        tests.push(on_card(device, &name, move |bench| {
+            every_tile(bench, spec, seed)
+        }));
+    }
+    tests.push(on_card(
+        device,
+        "experts::weighted_sums_agree_with_f64",
+        move |bench| sums(bench, seed),
+    ));
+    tests.push(on_card(
+        device,
+        "experts::a_thousand_runs_give_the_same_bits",
+        move |bench| repeats(bench, seed),
+    ));
+    tests.push(on_card(
+        device,
+        "experts::wrong_operands_are_refused",
+        move |bench| refusals(bench, seed),
+    ));
+}
+
+/// Returns a test that passes without a check on cards without tiles.
+fn on_card(device: &Named, name: &str, body: impl FnOnce(&Bench) + Send + 'static) -> Trial {
+    trial(device, name, move |device| {
+        let bench = Bench::new(device);
+        if bench.card.capability >= MIN_CAPABILITY {
+            body(&bench);
+        }
+    })
+}
+
+const fn router(experts: usize, top_k: usize, scores: RouterScores, normalises: bool) -> Router {
+    Router {
+        experts,
+        top_k,
+        scores,
+        normalises,
+    }
+}
+
+const ROUTERS: [(&str, Router); 7] = [
+    ("mixtral", router(8, 2, RouterScores::Softmax, true)),
+    ("qwen3", router(128, 8, RouterScores::Softmax, true)),
+    ("qwen2", router(60, 4, RouterScores::Softmax, false)),
+    ("sigmoid", router(256, 8, RouterScores::Sigmoid, true)),
+    ("sums", router(33, 3, RouterScores::Sigmoid, false)),
+    ("one", router(5, 1, RouterScores::Softmax, false)),
+    ("all", router(32, 32, RouterScores::Softmax, true)),
+];
+
+/// The formats of experts: scales are applied to the weights, to the sum of each group, or to the
+/// output.
+const FORMATS: [(WeightValue, GroupSize, bool, ScaleDtype); 8] = [
+    (WeightValue::Int4, GroupSize::G128, false, ScaleDtype::F16),
+    (WeightValue::Int4, GroupSize::G32, true, ScaleDtype::BF16),
+    (WeightValue::Int4, GroupSize::Channel, true, ScaleDtype::F16),
+    (WeightValue::Int8, GroupSize::G64, true, ScaleDtype::BF16),
+    (WeightValue::E2m1, GroupSize::G16, false, ScaleDtype::F16),
+    (WeightValue::E2m1, GroupSize::G32, false, ScaleDtype::BF16),
+    (
+        WeightValue::E4m3,
+        GroupSize::Channel,
+        false,
+        ScaleDtype::BF16,
+    ),
+    (WeightValue::E4m3, GroupSize::G128, false, ScaleDtype::F16),
+];
+
+/// Logits of tokens, rounded to a dtype; with few distinct values, so that there are ties.
+fn logits(router: &Router, tokens: usize, dtype: ActivationDtype, seed: u64) -> Vec<f32> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let distinct = seed.is_multiple_of(2);
+    let value = |_| {
+        let value: f32 = rng.random_range(-4.0..4.0);
+        round(if distinct { value } else { value.round() }, dtype)
+    };
+    (0..tokens * router.experts).map(value).collect()
+}
+
+/// Routes tokens on the device.
+fn routed(
+    bench: &Bench,
+    router: Router,
+    block_rows: usize,
+    logits: &[f32],
+    dtype: ActivationDtype,
+    correction: Option<&[f32]>,
+    factor: f32,
+) -> Routing {
+    let operands = RouteOperands {
+        logits: buffer(&bench.client, &bytes(logits, dtype), logits.len()),
+        dtype,
+        correction: correction.map(|values| {
+            buffer(
+                &bench.client,
+                &bytes(values, ActivationDtype::F32),
+                values.len(),
+            )
+        }),
+        factor,
+    };
+    let count = logits.len() / router.experts;
+    route(&bench.client, router, count, block_rows, operands)
+        .unwrap_or_else(|error| panic!("{router:?}: {error}"))
+}
+
+fn read(bench: &Bench, handle: &Handle) -> Vec<u8> {
+    bench
+        .client
+        .read_one(handle.clone())
+        .unwrap_or_else(|error| panic!("a table of a routing: {error}"))
+        .to_vec()
+}
+
+fn read_words(bench: &Bench, handle: &Handle) -> Vec<u32> {
+    let bytes = read(bench, handle);
+    let words = bytes.as_chunks::<4>().0.iter();
+    words.map(|word| u32::from_le_bytes(*word)).collect()
+}
+
+/// Checks the tables of routings, whole, against the host's; for a few tokens and for many, and with
+/// blocks of several sizes.
+fn routing(bench: &Bench, router: Router, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    for (i, tokens) in [1, 2, 3, 16, 33, 300, 1100].into_iter().enumerate() {
+        for (dtype, block_rows) in [
+            (ActivationDtype::F16, 8),
+            (ActivationDtype::BF16, 32),
+            (ActivationDtype::F32, 16),
+        ] {
+            let logits = logits(&router, tokens, dtype, seed + i as u64);
+            let correction: Vec<f32> = (0..router.experts)
+                .map(|_| rng.random_range(-0.5..0.5))
+                .collect();
+            let correction = (router.scores == RouterScores::Sigmoid).then_some(&correction[..]);
+            let factor = 1.5;
+            let found = routed(
+                bench, router, block_rows, &logits, dtype, correction, factor,
+            );
+            let mut expected = HostRouting::new(&router, &logits, correction, factor, block_rows);
+            let case = format!("{router:?}, {tokens} tokens in {dtype}, seed {seed}");
+            let experts = read_words(bench, &found.experts);
+            // Sums of a sigmoid and a correction are rounded in f32, and experts of nearly equal
+            // sums may be chosen in another order.
+            if correction.is_some() {
+                expected.assert_near(&experts, &case);
+                expected.choose(experts.clone(), block_rows);
+            }
+            assert_eq!(experts, expected.experts, "{case}");
+            assert_eq!(read_words(bench, &found.places), expected.places, "{case}");
+            assert_eq!(read_words(bench, &found.tokens), expected.tokens, "{case}");
+            let blocks = read_words(bench, &found.row_blocks);
+            let count = expected.blocks.len();
+            assert_eq!(blocks[0] as usize, count, "{case}");
+            assert!(count <= found.most_blocks(), "{case}");
+            let found_blocks: Vec<[u32; 3]> = (1..=count)
+                .map(|block| [0, 1, 2].map(|i| blocks[4 * block + i]))
+                .collect();
+            assert_eq!(found_blocks, expected.blocks, "{case}");
+            let weights = values(&read(bench, &found.weights), ActivationDtype::F32);
+            for (row, (found, expected)) in weights.iter().zip(&expected.weights).enumerate() {
+                assert!(
+                    (found - expected).abs() <= WEIGHT_ERROR * expected.abs().max(1e-3),
+                    "{case}, row {row}: {found}, not {expected}"
+                );
+            }
+        }
+    }
+}
+
+/// Checks that a NaN or an infinity among a token's logits makes the token's weights NaN and leaves
+/// those of other tokens, and that all tables have valid numbers.
+fn not_finite(bench: &Bench, seed: u64) {
+    for (_, router) in ROUTERS {
+        let dtype = ActivationDtype::F16;
+        let mut of_token = logits(&router, 5, dtype, seed);
+        let experts = router.experts;
+        of_token[experts] = f32::NAN;
+        of_token[3 * experts..4 * experts].fill(f32::NAN);
+        of_token[4 * experts] = f32::INFINITY;
+        let found = routed(bench, router, 8, &of_token, dtype, None, 1.0);
+        let weights = values(&read(bench, &found.weights), ActivationDtype::F32);
+        for (token, weights) in weights.chunks_exact(router.top_k).enumerate() {
+            let is_nan = matches!(token, 1 | 3 | 4);
+            assert!(
+                weights.iter().all(|weight| weight.is_nan() == is_nan),
+                "{router:?}, token {token}, seed {seed}: {weights:?}"
+            );
+        }
+        for expert in read_words(bench, &found.experts) {
+            assert!(
+                (expert as usize) < experts,
+                "{router:?}, seed {seed}: expert {expert}"
+            );
+        }
+        let mut places = read_words(bench, &found.places);
+        places.sort_unstable();
+        let rows: Vec<u32> = (0..found.rows() as u32).collect();
+        assert_eq!(places, rows, "{router:?}, seed {seed}");
+    }
+}
+
+/// A launch of a matmul.
+struct Launched<'a> {
+    order: RowOrder,
+    epilogue: Epilogue,
+    launch: Launch,
+    routing: &'a Routing,
+}
+
+/// The weights of experts, activations of tokens, and all products in f64.
+struct Experts {
+    case: Case,
+    /// The operands of each expert, with the activations of all tokens.
+    experts: Vec<Operands>,
+}
+
+impl Experts {
+    fn random(case: Case, experts: usize, seed: u64) -> Self {
+        let mut all: Vec<Operands> = (0..experts)
+            .map(|expert| Operands::random(&case, seed + expert as u64))
+            .collect();
+        let x = all[0].x.clone();
+        for operands in &mut all[1..] {
+            operands.x.clone_from(&x);
+            operands.recompute(&case);
+        }
+        Self { case, experts: all }
+    }
+
+    fn descriptor(&self) -> WeightDescriptor {
+        self.case
+            .problem()
+            .weight
+            .in_layout(WeightLayout::Tile)
+            .with_experts(self.experts.len())
+    }
+
+    /// Returns the tensors of all experts, one below the other.
+    fn tensors(&self) -> WeightTensors<Vec<u8>> {
+        let mut all = self.experts[0].tiles().clone();
+        for operands in &self.experts[1..] {
+            let of = operands.tiles();
+            all.qweight.extend(&of.qweight);
+            all.scales.extend(&of.scales);
+            if let (Some(all), Some(of)) = (&mut all.zero_points, &of.zero_points) {
+                all.extend(of);
+            }
+        }
+        all
+    }
+
+    fn problem(&self, routing: &Routing, epilogue: Epilogue) -> QuantProblem {
+        QuantProblem::new(routing.rows(), self.descriptor(), self.case.activations)
+            .with_epilogue(epilogue)
+    }
+
+    /// Returns the activations of a matmul: of tokens, or of rows in the order of experts.
+    fn x(&self, order: RowOrder, host: &HostRouting) -> Vec<f32> {
+        let x = &self.experts[0].x;
+        match order {
+            RowOrder::Gathered => x.clone(),
+            _ => {
+                let of_token = |&token: &u32| &x[token as usize * self.case.k..][..self.case.k];
+                host.tokens.iter().flat_map(of_token).copied().collect()
+            }
+        }
+    }
+
+    /// Returns the expected outputs in the order of experts, and their magnitudes.
+    fn expected(&self, host: &HostRouting, epilogue: Epilogue) -> (Vec<f64>, Vec<f64>) {
+        let of_expert: Vec<(Vec<f64>, Vec<f64>)> = self
+            .experts
+            .iter()
+            .map(|operands| match epilogue {
+                Epilogue::None => (operands.expected.clone(), operands.magnitude.clone()),
+                Epilogue::SwiGlu => operands.swiglu(&self.case),
+            })
+            .collect();
+        let width = self.case.n / epilogue.columns();
+        let (mut expected, mut magnitude) = (Vec::new(), Vec::new());
+        for &[expert, first, count] in &host.blocks {
+            let (values, sizes) = &of_expert[expert as usize];
+            for token in &host.tokens[first as usize..][..count as usize] {
+                let at = *token as usize * width;
+                expected.extend(&values[at..][..width]);
+                magnitude.extend(&sizes[at..][..width]);
+            }
+        }
+        (expected, magnitude)
+    }
+
+    /// Runs a matmul on an output filled with NaN, and returns its bytes.
+    fn run(
+        &self,
+        bench: &Bench,
+        weight: &WeightTensors<Vec<u8>>,
+        launched: &Launched<'_>,
+        x: &[f32],
+    ) -> Vec<u8> {
+        let client = &bench.client;
+        let Launched {
+            order,
+            epilogue,
+            launch,
+            routing,
+        } = launched;
+        let problem = self.problem(routing, *epilogue);
+        let outputs = problem.m * problem.outputs();
+        let poison =
+            client.create_from_slice(&bytes(&vec![f32::NAN; outputs], self.case.activations));
+        let bias: Vec<f32> = self
+            .experts
+            .iter()
+            .flat_map(|operands| &operands.bias)
+            .copied()
+            .collect();
+        let operands = ExpertOperands {
+            x: buffer(client, &bytes(x, self.case.activations), x.len()),
+            weight: weight_buffers(client, &self.descriptor(), weight.as_ref()),
+            bias: Some(buffer(
+                client,
+                &bytes(&bias, self.case.activations),
+                bias.len(),
+            )),
+            // SAFETY: the buffer was made for as many elements.
+            out: unsafe { BufferArg::from_raw_parts(poison.clone(), outputs) },
+        };
+        multiply(client, &problem, *order, launch, routing, operands)
+            .unwrap_or_else(|error| panic!("{problem}, {launch:?}: {error}"));
+        client
+            .read_one(poison)
+            .unwrap_or_else(|error| panic!("{problem}, {launch:?}: {error}"))
+            .to_vec()
+    }
+}
+
+fn case(spec: QuantSpec, [m, k, n]: [usize; 3]) -> Case {
+    Case {
+        m,
+        k,
+        n,
+        spec,
+        activations: ActivationDtype::from(spec.scales.dtype),
+        permuted: false,
+        sparsity: Sparsity::Dense,
+    }
+}
+
+/// Logits that send tokens to experts as a test needs them.
+#[derive(Debug, Clone, Copy)]
+enum Spread {
+    /// At random.
+    Random,
+    /// All tokens to the first experts; the others get none.
+    First,
+}
+
+impl Spread {
+    fn logits(self, router: &Router, tokens: usize, seed: u64) -> Vec<f32> {
+        match self {
+            Self::Random => logits(router, tokens, ActivationDtype::F32, seed & !1),
+            Self::First => (0..tokens * router.experts)
+                .map(|i| -((i % router.experts) as f32))
+                .collect(),
+        }
+    }
+}
+
+/// Checks every tile with experts: gathered and sorted, with and without SwiGLU, with experts of no,
+/// one and many rows, K and N at the edges of tiles and chunks, on few blocks and on all.
+fn every_tile(bench: &Bench, spec: QuantSpec, seed: u64) {
+    let router = router(9, 2, RouterScores::Softmax, true);
+    let mut ran = 0;
+    for (tokens, spread, [k, n]) in [
+        (1, Spread::Random, [1032, 768]),
+        (7, Spread::Random, [520, 768]),
+        (45, Spread::Random, [264, 1536]),
+        (70, Spread::First, [328, 328]),
+    ] {
+        let case = case(spec, [tokens, k, n]);
+        let experts = Experts::random(case, router.experts, seed);
+        let weight = experts.tensors();
+        let logits = spread.logits(&router, tokens, seed);
+        for block_rows in [8, 16, 32] {
+            let host = HostRouting::new(&router, &logits, None, 1.0, block_rows);
+            let routing = routed(
+                bench,
+                router,
+                block_rows,
+                &logits,
+                ActivationDtype::F32,
+                None,
+                1.0,
+            );
+            for epilogue in Epilogue::ALL {
+                let problem = experts.problem(&routing, epilogue);
+                let (expected, magnitude) = experts.expected(&host, epilogue);
+                for order in [RowOrder::Gathered, RowOrder::Sorted] {
+                    let x = experts.x(order, &host);
+                    for launch in launches(&problem, order, &bench.card)
+                        .into_iter()
+                        .filter(|launch| launch.tile.rows() == block_rows)
+                    {
+                        for blocks in [1, 7, launch.blocks] {
+                            let launch = Launch { blocks, ..launch };
+                            let launched = Launched {
+                                order,
+                                epilogue,
+                                launch,
+                                routing: &routing,
+                            };
+                            let found = experts.run(bench, &weight, &launched, &x);
+                            let found = values(&found, case.activations);
+                            let error = relative_error_of_terms(&found, &expected, &magnitude);
+                            assert!(
+                                error <= tolerance(case.activations),
+                                "{problem}, {order:?}, {launch:?}, seed {seed}: relative error {error:e}"
+                            );
+                            ran += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(ran > 75, "only {ran} launches");
+}
+
+/// Checks weighted sums against f64, with and without a tensor beside them.
+fn sums(bench: &Bench, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    for dtype in [
+        ActivationDtype::F16,
+        ActivationDtype::BF16,
+        ActivationDtype::F32,
+    ] {
+        for (tokens, features) in [(1, 2048), (3, 2884), (300, 40), (2, 7)] {
+            let router = router(60, 4, RouterScores::Softmax, false);
+            let logits = logits(&router, tokens, dtype, seed & !1);
+            let host = HostRouting::new(&router, &logits, None, 1.0, 16);
+            let found = routed(bench, router, 16, &logits, dtype, None, 1.0);
+            let mut values_of = |count: usize| -> Vec<f32> {
+                (0..count)
+                    .map(|_| round(rng.random_range(-1.0..1.0), dtype))
+                    .collect()
+            };
+            let (rows, beside) = (
+                values_of(found.rows() * features),
+                values_of(tokens * features),
+            );
+            for with_beside in [false, true] {
+                let client = &bench.client;
+                let elements = tokens * features;
+                let poison = client.create_from_slice(&bytes(&vec![f32::NAN; elements], dtype));
+                combine(
+                    client,
+                    &found,
+                    features,
+                    dtype,
+                    buffer(client, &bytes(&rows, dtype), rows.len()),
+                    with_beside.then(|| buffer(client, &bytes(&beside, dtype), beside.len())),
+                    // SAFETY: the buffer was made for as many elements.
+                    unsafe { BufferArg::from_raw_parts(poison.clone(), elements) },
+                )
+                .unwrap_or_else(|error| panic!("{tokens} x {features}: {error}"));
+                let out = values(&read(bench, &poison), dtype);
+                let (mut expected, mut magnitude) = (Vec::new(), Vec::new());
+                for token in 0..tokens {
+                    for feature in 0..features {
+                        let mut terms: Vec<f64> = (0..router.top_k)
+                            .map(|choice| {
+                                let at = token * router.top_k + choice;
+                                let row = host.places[at] as usize;
+                                host.weights[at] * f64::from(rows[row * features + feature])
+                            })
+                            .collect();
+                        if with_beside {
+                            terms.push(f64::from(beside[token * features + feature]));
+                        }
+                        expected.push(terms.iter().sum());
+                        magnitude.push(terms.iter().map(|term| term * term).sum::<f64>().sqrt());
+                    }
+                }
+                let error = relative_error_of_terms(&out, &expected, &magnitude);
+                assert!(
+                    error <= tolerance(dtype),
+                    "{tokens} x {features} {dtype}, seed {seed}: relative error {error:e}"
+                );
+            }
+        }
+    }
+}
+
+/// Checks that the planned tiles give the same bits in 1000 runs, with a routing made anew.
+fn repeats(bench: &Bench, seed: u64) {
+    let spec = QuantSpec::new(WeightValue::Int4, GroupSize::G128);
+    let router = router(16, 4, RouterScores::Softmax, true);
+    let case = case(spec, [24, 2048, 768]);
+    let experts = Experts::random(case, router.experts, seed);
+    let weight = experts.tensors();
+    let logits = Spread::Random.logits(&router, case.m, seed);
+    let dtype = ActivationDtype::F32;
+    let problem = QuantProblem::new(
+        case.m * router.top_k,
+        experts.descriptor(),
+        case.activations,
+    );
+    let of_layer = plan(&problem, &problem, case.m, &bench.card)
+        .unwrap_or_else(|| panic!("{problem}: no plan"));
+    let host = HostRouting::new(&router, &logits, None, 1.0, of_layer.block_rows);
+    let x = experts.x(RowOrder::Gathered, &host);
+    let run = || {
+        let routing = routed(
+            bench,
+            router,
+            of_layer.block_rows,
+            &logits,
+            dtype,
+            None,
+            1.0,
+        );
+        let launched = Launched {
+            order: RowOrder::Gathered,
+            epilogue: Epilogue::None,
+            launch: of_layer.gate_up,
+            routing: &routing,
+        };
+        experts.run(bench, &weight, &launched, &x)
+    };
+    let first = run();
+    for i in 1..1000 {
+        assert!(
+            run() == first,
+            "{problem}, seed {seed}: run {i} gives other bits"
+        );
+    }
+}
+
+/// Checks the messages of routers and matmuls that are refused.
+fn refusals(bench: &Bench, seed: u64) {
+    for (experts, top_k) in [(8, 0), (8, 9), (64, 33), (1025, 8)] {
+        let router = router(experts, top_k, RouterScores::Softmax, true);
+        assert_eq!(
+            router.check(),
+            Err(KernelError::Router { experts, top_k }),
+            "{router:?}"
+        );
+    }
+    let spec = QuantSpec::new(WeightValue::Int4, GroupSize::G128);
+    let good = router(9, 2, RouterScores::Softmax, true);
+    let case = case(spec, [3, 256, 256]);
+    let experts = Experts::random(case, good.experts, seed);
+    let logits = Spread::Random.logits(&good, case.m, seed);
+    let weight = experts.tensors();
+    let refused = |problem: &QuantProblem, order, launch: &Launch, routing: &Routing, x: usize| {
+        let zeros = |count: usize| buffer(&bench.client, &vec![0; 2 * count], count);
+        let operands = ExpertOperands {
+            x: zeros(x),
+            weight: weight_buffers(&bench.client, &experts.descriptor(), weight.as_ref()),
+            bias: None,
+            out: zeros(problem.m * problem.outputs()),
+        };
+        multiply(&bench.client, problem, order, launch, routing, operands)
+            .err()
+            .unwrap_or_else(|| panic!("{problem}, {order:?}: not refused"))
+            .to_string()
+    };
+    let dtype = ActivationDtype::F32;
+    let routing = routed(bench, good, 16, &logits, dtype, None, 1.0);
+    let problem = experts.problem(&routing, Epilogue::None);
+    let gathered = RowOrder::Gathered;
+    let launch = launches(&problem, gathered, &bench.card)
+        .into_iter()
+        .find(|launch| launch.tile.rows() == 16)
+        .unwrap_or_else(|| panic!("{problem}: no launch of 16 rows"));
+    let x = case.m * case.k;
+    for (message, part) in [
+        (
+            refused(&problem, gathered, &launch, &routing, x - 8),
+            "activations: 760 elements",
+        ),
+        (
+            refused(&problem, RowOrder::Sorted, &launch, &routing, x),
+            "activations: 768 elements",
+        ),
+        (
+            refused(&problem, RowOrder::InOrder, &launch, &routing, x),
+            "gather or sort",
+        ),
+        (
+            refused(
+                &QuantProblem {
+                    m: problem.m + 1,
+                    ..problem
+                },
+                gathered,
+                &launch,
+                &routing,
+                x,
+            ),
+            "another number of experts or rows",
+        ),
+        (
+            refused(
+                &problem,
+                gathered,
+                &launch,
+                &routed(bench, good, 32, &logits, dtype, None, 1.0),
+                x,
+            ),
+            "a launch of",
+        ),
+        (
+            refused(
+                &problem.with_scales(ActivationDtype::F32),
+                gathered,
+                &launch,
+                &routing,
+                x,
+            ),
+            "scales in f32",
+        ),
+    ] {
+        assert!(message.contains(part), "`{message}` does not say `{part}`");
+    }
+}
