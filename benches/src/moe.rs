@@ -1,5 +1,5 @@
-//! Times layers of mixtures of experts: the router, the routing, the matmuls of gates and ups and of
-//! down, and the weighted sums.
+//! Times layers of mixtures of experts: the router, the routing, the matmuls of gates and ups and
+//! of down, and the weighted sums.
 
 use crate::BenchError;
 use crate::kernels::rates;

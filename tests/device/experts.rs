@@ -1,7 +1,9 @@
-//! Mixtures of experts on raw buffers: the routing against the host's, the matmuls of experts in every
-//! tile with outputs filled with NaN, and the weighted sums.
+//! Mixtures of experts on raw buffers: the routing against the host's, the matmuls of experts in
+//! every tile with outputs filled with NaN, and the weighted sums.
 
 mod host;
+mod operands;
+mod routing;
 
 use crate::kernels::{buffer, bytes, values, weight_buffers};
 use crate::marlin::Bench;
@@ -10,10 +12,7 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use host::{HostRouting, round};
 use libtest_mimic::Trial;
-use marlin_format::{
-    GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors,
-    WeightValue,
-};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, WeightValue};
 use marlin_kernels::device::MIN_CAPABILITY;
 use marlin_kernels::experts::{
     ExpertOperands, RouteOperands, Router, RouterScores, Routing, combine, launches, multiply,
@@ -22,12 +21,10 @@ use marlin_kernels::experts::{
 use marlin_kernels::tile::{Launch, RowOrder};
 use marlin_kernels::{ActivationDtype, Epilogue, KernelError, QuantProblem};
 use marlin_testing::relative_error_of_terms;
-use marlin_tests::{Case, Operands, tolerance};
+use marlin_tests::tolerance;
+use operands::{Experts, Launched, Spread, case};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-
-/// The relative error of a router's weights in f32.
-const WEIGHT_ERROR: f64 = 5e-6;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name != "cuda" {
@@ -36,13 +33,13 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     for (name, router) in ROUTERS {
         let name = format!("experts::routing_equals_the_hosts::{name}");
         tests.push(on_card(device, &name, move |bench| {
-            routing(bench, router, seed)
+            routing::routing(bench, router, seed)
         }));
     }
     tests.push(on_card(
         device,
         "experts::a_logit_that_is_not_finite_makes_its_token_nan",
-        move |bench| not_finite(bench, seed),
+        move |bench| routing::not_finite(bench, seed),
     ));
     for (value, group, zero_points, dtype) in FORMATS {
         let spec = QuantSpec::new(value, group)
@@ -169,257 +166,8 @@ fn read_words(bench: &Bench, handle: &Handle) -> Vec<u32> {
     words.map(|word| u32::from_le_bytes(*word)).collect()
 }
 
-/// Checks the tables of routings, whole, against the host's; for a few tokens and for many, and with
-/// blocks of several sizes.
-fn routing(bench: &Bench, router: Router, seed: u64) {
-    let mut rng = StdRng::seed_from_u64(seed);
-    for (i, tokens) in [1, 2, 3, 16, 33, 300, 1100].into_iter().enumerate() {
-        for (dtype, block_rows) in [
-            (ActivationDtype::F16, 8),
-            (ActivationDtype::BF16, 32),
-            (ActivationDtype::F32, 16),
-        ] {
-            let logits = logits(&router, tokens, dtype, seed + i as u64);
-            let correction: Vec<f32> = (0..router.experts)
-                .map(|_| rng.random_range(-0.5..0.5))
-                .collect();
-            let correction = (router.scores == RouterScores::Sigmoid).then_some(&correction[..]);
-            let factor = 1.5;
-            let found = routed(
-                bench, router, block_rows, &logits, dtype, correction, factor,
-            );
-            let mut expected = HostRouting::new(&router, &logits, correction, factor, block_rows);
-            let case = format!("{router:?}, {tokens} tokens in {dtype}, seed {seed}");
-            let experts = read_words(bench, &found.experts);
-            // Sums of a sigmoid and a correction are rounded in f32, and experts of nearly equal
-            // sums may be chosen in another order.
-            if correction.is_some() {
-                expected.assert_near(&experts, &case);
-                expected.choose(experts.clone(), block_rows);
-            }
-            assert_eq!(experts, expected.experts, "{case}");
-            assert_eq!(read_words(bench, &found.places), expected.places, "{case}");
-            assert_eq!(read_words(bench, &found.tokens), expected.tokens, "{case}");
-            let blocks = read_words(bench, &found.row_blocks);
-            let count = expected.blocks.len();
-            assert_eq!(blocks[0] as usize, count, "{case}");
-            assert!(count <= found.most_blocks(), "{case}");
-            let found_blocks: Vec<[u32; 3]> = (1..=count)
-                .map(|block| [0, 1, 2].map(|i| blocks[4 * block + i]))
-                .collect();
-            assert_eq!(found_blocks, expected.blocks, "{case}");
-            let weights = values(&read(bench, &found.weights), ActivationDtype::F32);
-            for (row, (found, expected)) in weights.iter().zip(&expected.weights).enumerate() {
-                assert!(
-                    (found - expected).abs() <= WEIGHT_ERROR * expected.abs().max(1e-3),
-                    "{case}, row {row}: {found}, not {expected}"
-                );
-            }
-        }
-    }
-}
-
-/// Checks that a NaN or an infinity among a token's logits makes the token's weights NaN and leaves
-/// those of other tokens, and that all tables have valid numbers.
-fn not_finite(bench: &Bench, seed: u64) {
-    for (_, router) in ROUTERS {
-        let dtype = ActivationDtype::F16;
-        let mut of_token = logits(&router, 5, dtype, seed);
-        let experts = router.experts;
-        of_token[experts] = f32::NAN;
-        of_token[3 * experts..4 * experts].fill(f32::NAN);
-        of_token[4 * experts] = f32::INFINITY;
-        let found = routed(bench, router, 8, &of_token, dtype, None, 1.0);
-        let weights = values(&read(bench, &found.weights), ActivationDtype::F32);
-        for (token, weights) in weights.chunks_exact(router.top_k).enumerate() {
-            let is_nan = matches!(token, 1 | 3 | 4);
-            assert!(
-                weights.iter().all(|weight| weight.is_nan() == is_nan),
-                "{router:?}, token {token}, seed {seed}: {weights:?}"
-            );
-        }
-        for expert in read_words(bench, &found.experts) {
-            assert!(
-                (expert as usize) < experts,
-                "{router:?}, seed {seed}: expert {expert}"
-            );
-        }
-        let mut places = read_words(bench, &found.places);
-        places.sort_unstable();
-        let rows: Vec<u32> = (0..found.rows() as u32).collect();
-        assert_eq!(places, rows, "{router:?}, seed {seed}");
-    }
-}
-
-/// A launch of a matmul.
-struct Launched<'a> {
-    order: RowOrder,
-    epilogue: Epilogue,
-    launch: Launch,
-    routing: &'a Routing,
-}
-
-/// The weights of experts, activations of tokens, and all products in f64.
-struct Experts {
-    case: Case,
-    /// The operands of each expert, with the activations of all tokens.
-    experts: Vec<Operands>,
-}
-
-impl Experts {
-    fn random(case: Case, experts: usize, seed: u64) -> Self {
-        let mut all: Vec<Operands> = (0..experts)
-            .map(|expert| Operands::random(&case, seed + expert as u64))
-            .collect();
-        let x = all[0].x.clone();
-        for operands in &mut all[1..] {
-            operands.x.clone_from(&x);
-            operands.recompute(&case);
-        }
-        Self { case, experts: all }
-    }
-
-    fn descriptor(&self) -> WeightDescriptor {
-        self.case
-            .problem()
-            .weight
-            .in_layout(WeightLayout::Tile)
-            .with_experts(self.experts.len())
-    }
-
-    /// Returns the tensors of all experts, one below the other.
-    fn tensors(&self) -> WeightTensors<Vec<u8>> {
-        let mut all = self.experts[0].tiles().clone();
-        for operands in &self.experts[1..] {
-            let of = operands.tiles();
-            all.qweight.extend(&of.qweight);
-            all.scales.extend(&of.scales);
-            if let (Some(all), Some(of)) = (&mut all.zero_points, &of.zero_points) {
-                all.extend(of);
-            }
-        }
-        all
-    }
-
-    fn problem(&self, routing: &Routing, epilogue: Epilogue) -> QuantProblem {
-        QuantProblem::new(routing.rows(), self.descriptor(), self.case.activations)
-            .with_epilogue(epilogue)
-    }
-
-    /// Returns the activations of a matmul: of tokens, or of rows in the order of experts.
-    fn x(&self, order: RowOrder, host: &HostRouting) -> Vec<f32> {
-        let x = &self.experts[0].x;
-        match order {
-            RowOrder::Gathered => x.clone(),
-            _ => {
-                let of_token = |&token: &u32| &x[token as usize * self.case.k..][..self.case.k];
-                host.tokens.iter().flat_map(of_token).copied().collect()
-            }
-        }
-    }
-
-    /// Returns the expected outputs in the order of experts, and their magnitudes.
-    fn expected(&self, host: &HostRouting, epilogue: Epilogue) -> (Vec<f64>, Vec<f64>) {
-        let of_expert: Vec<(Vec<f64>, Vec<f64>)> = self
-            .experts
-            .iter()
-            .map(|operands| match epilogue {
-                Epilogue::None => (operands.expected.clone(), operands.magnitude.clone()),
-                Epilogue::SwiGlu => operands.swiglu(&self.case),
-            })
-            .collect();
-        let width = self.case.n / epilogue.columns();
-        let (mut expected, mut magnitude) = (Vec::new(), Vec::new());
-        for &[expert, first, count] in &host.blocks {
-            let (values, sizes) = &of_expert[expert as usize];
-            for token in &host.tokens[first as usize..][..count as usize] {
-                let at = *token as usize * width;
-                expected.extend(&values[at..][..width]);
-                magnitude.extend(&sizes[at..][..width]);
-            }
-        }
-        (expected, magnitude)
-    }
-
-    /// Runs a matmul on an output filled with NaN, and returns its bytes.
-    fn run(
-        &self,
-        bench: &Bench,
-        weight: &WeightTensors<Vec<u8>>,
-        launched: &Launched<'_>,
-        x: &[f32],
-    ) -> Vec<u8> {
-        let client = &bench.client;
-        let Launched {
-            order,
-            epilogue,
-            launch,
-            routing,
-        } = launched;
-        let problem = self.problem(routing, *epilogue);
-        let outputs = problem.m * problem.outputs();
-        let poison =
-            client.create_from_slice(&bytes(&vec![f32::NAN; outputs], self.case.activations));
-        let bias: Vec<f32> = self
-            .experts
-            .iter()
-            .flat_map(|operands| &operands.bias)
-            .copied()
-            .collect();
-        let operands = ExpertOperands {
-            x: buffer(client, &bytes(x, self.case.activations), x.len()),
-            weight: weight_buffers(client, &self.descriptor(), weight.as_ref()),
-            bias: Some(buffer(
-                client,
-                &bytes(&bias, self.case.activations),
-                bias.len(),
-            )),
-            // SAFETY: the buffer was made for as many elements.
-            out: unsafe { BufferArg::from_raw_parts(poison.clone(), outputs) },
-        };
-        multiply(client, &problem, *order, launch, routing, operands)
-            .unwrap_or_else(|error| panic!("{problem}, {launch:?}: {error}"));
-        client
-            .read_one(poison)
-            .unwrap_or_else(|error| panic!("{problem}, {launch:?}: {error}"))
-            .to_vec()
-    }
-}
-
-fn case(spec: QuantSpec, [m, k, n]: [usize; 3]) -> Case {
-    Case {
-        m,
-        k,
-        n,
-        spec,
-        activations: ActivationDtype::from(spec.scales.dtype),
-        permuted: false,
-        sparsity: Sparsity::Dense,
-    }
-}
-
-/// Logits that send tokens to experts as a test needs them.
-#[derive(Debug, Clone, Copy)]
-enum Spread {
-    /// At random.
-    Random,
-    /// All tokens to the first experts; the others get none.
-    First,
-}
-
-impl Spread {
-    fn logits(self, router: &Router, tokens: usize, seed: u64) -> Vec<f32> {
-        match self {
-            Self::Random => logits(router, tokens, ActivationDtype::F32, seed & !1),
-            Self::First => (0..tokens * router.experts)
-                .map(|i| -((i % router.experts) as f32))
-                .collect(),
-        }
-    }
-}
-
-/// Checks every tile with experts: gathered and sorted, with and without SwiGLU, with experts of no,
-/// one and many rows, K and N at the edges of tiles and chunks, on few blocks and on all.
+/// Checks every tile with experts: gathered and sorted, with and without SwiGLU, with experts of
+/// no, one and many rows, K and N at the edges of tiles and chunks, on few blocks and on all.
 fn every_tile(bench: &Bench, spec: QuantSpec, seed: u64) {
     let router = router(9, 2, RouterScores::Softmax, true);
     let mut ran = 0;

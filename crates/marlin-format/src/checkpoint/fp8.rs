@@ -61,9 +61,9 @@ pub fn contains(checkpoint: &Checkpoint, layer: &str) -> bool {
 /// Reads the weight of `layer`.
 ///
 /// # Errors
-/// [`CheckpointError`] for tensors that are missing, or have another dtype or shape; for values that
-/// are NaN, for scales that are NaN, infinite or negative, and for scales of activations that are
-/// not positive.
+/// [`CheckpointError`] for tensors that are missing, or have another dtype or shape; for values
+/// that are NaN, for scales that are NaN, infinite or negative, and for scales of activations that
+/// are not positive.
 pub fn to_plain(
     checkpoint: &Checkpoint,
     layer: &str,

@@ -446,30 +446,3 @@ fn scales_may_be_zero() {
             .all(|&value| value == 0.0)
     );
 }
-
-#[test]
-fn scales_of_activations_must_be_positive() {
-    let named = |name, dtype, bytes: &[u8]| {
-        let mut tensors = published(&mut rng(), 20, 4, BLOCKS);
-        tensors.push(tensor(name, dtype, &[1], bytes));
-        read(&tensors, BLOCKS)
-    };
-    for good in [0.5f32, 1e-30] {
-        let bytes = good.to_le_bytes();
-        assert!(named("input_scale", Dtype::F32, &bytes).is_ok(), "{good}");
-    }
-    for (name, bad) in [
-        ("input_scale", 0.0f32),
-        ("activation_scale", -1.0),
-        ("input_scale", f32::NAN),
-        ("input_scale", f32::INFINITY),
-    ] {
-        let error = named(name, Dtype::F32, &bad.to_le_bytes()).unwrap_err();
-        let found = message(&error);
-        let expected = format!("a scale of activations is {bad}; it must be finite and positive");
-        assert!(
-            found.contains(&expected) && found.contains(&format!("{LAYER}.{name}")),
-            "{found}"
-        );
-    }
-}

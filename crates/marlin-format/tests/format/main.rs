@@ -1,5 +1,6 @@
 //! Tests of the public API, in one test binary.
 
+mod activation_scales;
 mod awq;
 mod bitmask;
 mod checkpoint_read;

@@ -9,9 +9,9 @@ use cubecl::prelude::*;
 pub(super) const UNITS: usize = 256;
 
 /// Adds the outputs of each token's experts, weighted by the router, in the order of the experts'
-/// rank: `out` [tokens, features] from `rows` [tokens x top_k, features] in the order of experts. The
-/// sums are in f32. With `beside` [tokens, features], such as the residual stream or the output of
-/// shared experts, the sum of both.
+/// rank: `out` [tokens, features] from `rows` [tokens x top_k, features] in the order of experts.
+/// The sums are in f32. With `beside` [tokens, features], such as the residual stream or the output
+/// of shared experts, the sum of both.
 ///
 /// # Errors
 /// An error for a buffer of the wrong length.

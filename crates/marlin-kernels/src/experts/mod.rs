@@ -11,9 +11,9 @@
 //! | [`combine`] | [rows, K] in the order of experts | the weighted sums of each token's experts [tokens, K] |
 //!
 //! A row is one token at one of its experts, so there are tokens x `top_k` rows. The order of
-//! experts is that of the experts' numbers and, within an expert, that of the tokens. The numbers of
-//! rows of each expert stay on the device: the host never waits for a routing, and a recorded pass
-//! is valid for every routing.
+//! experts is that of the experts' numbers and, within an expert, that of the tokens. The numbers
+//! of rows of each expert stay on the device: the host never waits for a routing, and a recorded
+//! pass is valid for every routing.
 //!
 //! The product is [`mma_sync`](crate::matmul::mma_sync) with [`RowOrder::Gathered`] or
 //! [`RowOrder::Sorted`]: its tiles have rows of one expert each. A block's stripe of work is
@@ -22,6 +22,7 @@
 //! [`RowOrder::Gathered`]: crate::tile::RowOrder::Gathered
 //! [`RowOrder::Sorted`]: crate::tile::RowOrder::Sorted
 
+mod choose;
 mod combine;
 mod multiply;
 mod plan;

@@ -35,8 +35,8 @@ pub struct ExpertOperands {
 ///
 /// # Errors
 /// Returns an error for a buffer of the wrong length, a routing of another number of rows, experts
-/// or rows of a block, f32 activations, scales in another dtype than the activations, a 2:4 weight or
-/// one with act-order, a K that is not a multiple of 8, and a device that is no NVIDIA card.
+/// or rows of a block, f32 activations, scales in another dtype than the activations, a 2:4 weight
+/// or one with act-order, a K that is not a multiple of 8, and a device that is no NVIDIA card.
 pub fn multiply(
     client: &Client,
     problem: &QuantProblem,

@@ -62,8 +62,8 @@ pub fn plan(
         .map(|(_, plan)| plan)
 }
 
-/// Returns every launch of a problem with experts: tiles of `mma.sync` of up to 32 rows. The work is
-/// known on the device only, so all multiprocessors take part.
+/// Returns every launch of a problem with experts: tiles of `mma.sync` of up to 32 rows. The work
+/// is known on the device only, so all multiprocessors take part.
 pub fn launches(problem: &QuantProblem, rows: RowOrder, card: &Card) -> Vec<Launch> {
     if card.capability < MIN_CAPABILITY {
         return Vec::new();

@@ -1,9 +1,9 @@
 use super::Router;
-use super::router::{MAX_EXPERTS, RouterScores};
+use super::choose::choose;
+use super::router::MAX_EXPERTS;
 use crate::pdl::{self, launch_dependents_and_wait};
-use crate::planes::plane_total;
 use crate::problem::expect_length;
-use crate::ptx::{U4, bar_warp_sync, lane, match_any, redux_max, redux_min};
+use crate::ptx::{U4, bar_warp_sync, lane, match_any};
 use crate::{ActivationDtype, KernelError, Target};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -14,15 +14,13 @@ use std::sync::atomic::AtomicBool;
 /// The number of units of the only cube.
 pub(super) const UNITS: usize = 1024;
 /// The number of threads of a warp.
-const WARP: usize = 32;
+pub(super) const WARP: usize = 32;
 /// The number of counts of rows in shared memory: those of each expert among the rows of a warp.
 const COUNTS: usize = 8192;
 /// The expert of a row that does not exist.
 const NO_EXPERT: u32 = u32::MAX;
 /// The number of rows whose experts are kept in shared memory; others are read again.
 const SHARED_ROWS: usize = 4096;
-/// The key of an expert that was chosen, below the key of every score.
-const CHOSEN: u32 = 0;
 
 /// The experts of tokens on the device, for the kernels of a layer that follow.
 ///
@@ -94,7 +92,7 @@ pub struct RouteOperands {
     /// The dtype of the logits.
     pub dtype: ActivationDtype,
     /// What is added to the scores before experts are chosen, `[experts]` in f32; for
-    /// [`RouterScores::Sigmoid`].
+    /// [`RouterScores::Sigmoid`](super::RouterScores::Sigmoid).
     pub correction: Option<BufferArg>,
     /// The factor of all weights.
     pub factor: f32,
@@ -311,113 +309,6 @@ fn count_rows(
         counts[at] += lanes.count_ones();
     }
     bar_warp_sync();
-}
-
-/// Returns a number of the same order as a score: of two finite scores, the larger has the larger
-/// key. NaN and infinities have the key of the smallest finite score.
-#[cube]
-fn key(score: f32) -> u32 {
-    let is_finite = score >= f32::new(f32::MIN) && score <= f32::new(f32::MAX);
-    let score = select(is_finite, score, f32::new(f32::MIN));
-    // -0 is as large as 0.
-    let bits = u32::reinterpret(select(score == 0.0, 0.0f32.runtime(), score));
-    select(bits >> 31 == 1, !bits, bits | 0x8000_0000u32)
-}
-
-/// Chooses the experts of a token. Lane `i` returns the token's expert `i` and its weight.
-///
-/// A logit that is not finite makes all weights of the token NaN, and is never chosen before finite
-/// ones.
-#[cube]
-fn choose<F: Float>(
-    logits: &[F],
-    correction: &ComptimeOption<&[f32]>,
-    token: u32,
-    lane: u32,
-    factor: f32,
-    #[comptime] router: Router,
-) -> (u32, f32) {
-    let count = comptime!(router.experts.div_ceil(WARP));
-    let mut keys = Array::<u32>::new(count);
-    let mut values = Array::<f32>::new(count);
-    let mut not_finite = 0.0f32.runtime();
-    let mut largest = CHOSEN.runtime();
-    #[unroll]
-    for i in 0..count {
-        let expert = lane + comptime!((WARP * i) as u32);
-        values[i] = f32::new(f32::MIN);
-        keys[i] = CHOSEN.runtime();
-        if expert < comptime!(router.experts as u32) {
-            let at = token * comptime!(router.experts as u32) + expert;
-            values[i] = f32::cast_from(logits[at as usize]);
-            not_finite = fma(values[i], 0.0f32, not_finite);
-            if comptime!(router.scores == RouterScores::Softmax) {
-                keys[i] = key(values[i]);
-            } else {
-                values[i] = 1.0 / (1.0 + (-values[i]).exp());
-                let mut score = values[i];
-                #[comptime]
-                match correction {
-                    ComptimeOption::Some(correction) => score += correction[expert as usize],
-                    ComptimeOption::None => {}
-                }
-                keys[i] = key(score);
-            }
-        }
-        largest = max(largest, keys[i]);
-    }
-    let not_finite = plane_total(not_finite, WARP);
-    let mut total = 1.0f32.runtime();
-    if comptime!(router.scores == RouterScores::Softmax) {
-        // The largest key back to its logit.
-        let key = redux_max(largest);
-        let largest = f32::reinterpret(select(key >> 31 == 1, key & 0x7fff_ffffu32, !key));
-        let mut sum = 0.0f32.runtime();
-        #[unroll]
-        for i in 0..count {
-            values[i] = (values[i] - largest).exp();
-            sum += values[i];
-        }
-        if comptime!(!router.normalises) {
-            total = plane_total(sum, WARP);
-        }
-    }
-
-    let mut own_expert = 0u32.runtime();
-    let mut own_value = 0.0f32.runtime();
-    let mut chosen_total = 0.0f32.runtime();
-    for choice in 0..comptime!(router.top_k as u32) {
-        let mut best = keys[0];
-        let mut best_expert = lane;
-        let mut best_value = values[0];
-        #[unroll]
-        for i in 1..count {
-            let is_better = keys[i] > best;
-            best = select(is_better, keys[i], best);
-            best_value = select(is_better, values[i], best_value);
-            best_expert = select(is_better, lane + comptime!((WARP * i) as u32), best_expert);
-        }
-        let most = redux_max(best);
-        let expert = redux_min(select(best == most, best_expert, NO_EXPERT.runtime()));
-        let value = plane_shuffle(best_value, expert % 32);
-        chosen_total += value;
-        if lane == choice {
-            own_expert = expert;
-            own_value = value;
-        }
-        #[unroll]
-        for i in 0..count {
-            if expert == lane + comptime!((WARP * i) as u32) {
-                keys[i] = CHOSEN.runtime();
-            }
-        }
-    }
-    let divisor = if comptime!(router.normalises) {
-        chosen_total
-    } else {
-        total
-    };
-    (own_expert, own_value / divisor * factor + not_finite)
 }
 
 /// Replaces the numbers of rows of experts by their first rows, and writes the blocks of rows.

@@ -152,8 +152,8 @@ fn write<F: Float>(
     }
 }
 
-/// Returns a total of a column of an expert's matrix, multiplied by the column's scale if the weight
-/// has a single group, plus the bias.
+/// Returns a total of a column of an expert's matrix, multiplied by the column's scale if the
+/// weight has a single group, plus the bias.
 #[cube]
 fn scaled_and_biased<F: Float>(
     total: f32,

@@ -52,7 +52,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `shape`, `config`, `candidates` | the division of a block's work; the configuration of a kernel; the available tiles |
+//! | `shape`, `config`, `candidates`, `spills` | the division of a block's work; the configuration of a kernel; the available tiles, and those that the compiler cannot fit in registers |
 //! | `cost` | the choice among them |
 //! | `sizes` | the lengths of a problem, as arguments of the kernels |
 //! | `stripe` | the work of a block |
@@ -91,6 +91,7 @@ mod runs;
 pub(crate) mod shape;
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) mod sizes;
+mod spills;
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) mod stripe;
 #[cfg(feature = "cubecl-runtime")]

@@ -27,8 +27,8 @@ pub(crate) struct TileSizes {
     pub chunks_k: u32,
     /// Blocks of rows of activations.
     pub row_blocks: u32,
-    /// The divisor for divisions by the number of tiles that are numbered before the next column, or
-    /// with experts before the next block of rows: `row_blocks`, or with experts `columns`.
+    /// The divisor for divisions by the number of tiles that are numbered before the next column,
+    /// or with experts before the next block of rows: `row_blocks`, or with experts `columns`.
     pub by_inner: FastDivmod<u32>,
     /// Output tiles along N.
     pub columns: u32,

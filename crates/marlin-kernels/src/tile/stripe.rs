@@ -116,8 +116,9 @@ const ROW_BLOCKS_TOGETHER: u32 = 8;
 ///
 /// Within a column, tiles are numbered by block of rows, so that blocks that run at the same time
 /// share weights. With experts, blocks of rows mostly have weights of their own, and tiles are
-/// numbered by column. With waves, [`ROW_BLOCKS_TOGETHER`] blocks of rows are numbered in all columns
-/// before the next blocks of rows, so that their activations stay in the second-level cache.
+/// numbered by column. With waves, [`ROW_BLOCKS_TOGETHER`] blocks of rows are numbered in all
+/// columns before the next blocks of rows, so that their activations stay in the second-level
+/// cache.
 #[cube]
 pub(crate) fn tile_place(tile: u32, sizes: &TileSizes, #[comptime] config: Config) -> (u32, u32) {
     if comptime!(config.tile.has_waves()) {

@@ -1,4 +1,5 @@
-use super::copy::{CopyAddresses, CopyAhead};
+use super::copies::CopyAddresses;
+use super::copy::CopyAhead;
 use super::multiply::multiply;
 use super::multiply_fp8::multiply_fp8;
 use super::multiply_sparse::multiply_sparse;

@@ -13,6 +13,7 @@
 //! |---|---|
 //! | `kernel` | the kernel, from the first copy to the epilogue |
 //! | `copy` | the `cp.async` pipeline |
+//! | `copies` | the copies of one step |
 //! | `multiply` | the products of a chunk |
 //! | `multiply_fp8` | the products of a chunk of e4m3 by e4m3 |
 //! | `multiply_sparse` | the products of a chunk of a 2:4 weight, by `mma.sp.sync` |
@@ -21,6 +22,7 @@
     clippy::collapsible_if,
     reason = "of two conditions the outer is known when a kernel is made, the inner when it runs"
 )]
+mod copies;
 mod copy;
 mod kernel;
 mod multiply;
