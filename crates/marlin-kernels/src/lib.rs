@@ -11,7 +11,7 @@
 //! | [`matmul::gemv`] | CUDA from compute capability 9.0 on | one row, with or without a norm before it |
 //! | [`matmul::portable`] | every CubeCL runtime | weights of 4 or 8 bits, any M, N, K, group, f32/f16/bf16; no tensor cores |
 //! | [`matmul::host`] | the CPU, without CubeCL | weights of 4 or 8 bits on Burn's Flex backend |
-//! | [`experts`] | CUDA from compute capability 8.0 on | mixtures of experts: routing, grouped matmuls, weighted sums |
+//! | [`experts`] | CUDA from compute capability 8.0 on; the CPU, without CubeCL | mixtures of experts: routing, matmuls of rows by their experts' matrices, weighted sums |
 //! | [`matmul::lm_head`] | every CubeCL runtime | few rows with a float weight |
 //! | [`repack`] | every CubeCL runtime | the conversion of weights between the [layouts](marlin_format::WeightLayout), and of activations into the order of the stored rows |
 //!
@@ -30,7 +30,6 @@
 
 pub mod device;
 mod error;
-#[cfg(feature = "cubecl-runtime")]
 pub mod experts;
 #[cfg(feature = "cubecl-runtime")]
 pub mod fp8;

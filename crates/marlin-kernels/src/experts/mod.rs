@@ -1,14 +1,14 @@
 //! Mixtures of experts: a router chooses experts for each token, and the token's row of activations
 //! is multiplied by the matrices of these experts alone.
 //!
-//! The kernels of a layer, in order:
+//! The kernels of a layer on NVIDIA cards, in order:
 //!
 //! | kernel | from | to |
 //! |---|---|---|
-//! | [`route`] | logits of the router [tokens, experts] | a [`Routing`]: the experts of each token, their weights, and the rows of each expert |
-//! | [`multiply`], gathered | activations [tokens, K] | [rows, N] in the order of experts; gates and ups with SwiGLU |
-//! | [`multiply`], sorted | the output of the one before | [rows, K] in the order of experts |
-//! | [`combine`] | [rows, K] in the order of experts | the weighted sums of each token's experts [tokens, K] |
+//! | `route` | logits of the router [tokens, experts] | a `Routing`: the experts of each token, their weights, and the rows of each expert |
+//! | `multiply`, gathered | activations [tokens, K] | [rows, N] in the order of experts; gates and ups with SwiGLU |
+//! | `multiply`, sorted | the output of the one before | [rows, K] in the order of experts |
+//! | `combine` | [rows, K] in the order of experts | the weighted sums of each token's experts [tokens, K] |
 //!
 //! A row is one token at one of its experts, so there are tokens x `top_k` rows. The order of
 //! experts is that of the experts' numbers and, within an expert, that of the tokens. The numbers
@@ -19,21 +19,33 @@
 //! [`RowOrder::Sorted`]: its tiles have rows of one expert each. A block's stripe of work is
 //! computed on the device from the number of blocks of rows in the routing.
 //!
+//! [`host`] has the same on the CPU.
+//!
 //! [`RowOrder::Gathered`]: crate::tile::RowOrder::Gathered
 //! [`RowOrder::Sorted`]: crate::tile::RowOrder::Sorted
 
+#[cfg(feature = "cubecl-runtime")]
 mod choose;
+#[cfg(feature = "cubecl-runtime")]
 mod combine;
+pub mod host;
+#[cfg(feature = "cubecl-runtime")]
 mod multiply;
+#[cfg(feature = "cubecl-runtime")]
 mod plan;
+#[cfg(feature = "cubecl-runtime")]
 mod route;
 mod router;
 #[cfg(feature = "inspect")]
 mod source;
 
+#[cfg(feature = "cubecl-runtime")]
 pub use combine::combine;
+#[cfg(feature = "cubecl-runtime")]
 pub use multiply::{ExpertOperands, multiply};
+#[cfg(feature = "cubecl-runtime")]
 pub use plan::{LayerPlan, expected_row_blocks, launches, plan};
+#[cfg(feature = "cubecl-runtime")]
 pub use route::{RouteOperands, Routing, route};
 pub use router::{MAX_TOP_K, Router, RouterScores};
 #[cfg(feature = "inspect")]

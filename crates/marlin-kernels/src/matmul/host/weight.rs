@@ -5,6 +5,7 @@ use crate::{KernelError, QuantProblem};
 use half::{bf16, f16};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{WeightTensors, WeightValue};
+use std::ops::Range;
 
 /// A slice of floats in their stored dtype.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +24,18 @@ impl Floats<'_> {
             Self::F32(values) => values.len(),
             Self::F16(values) => values.len(),
             Self::BF16(values) => values.len(),
+        }
+    }
+
+    /// Returns the values in a range.
+    ///
+    /// # Panics
+    /// Panics if the range ends beyond the values.
+    pub(crate) fn slice(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(values) => Self::F32(&values[range]),
+            Self::F16(values) => Self::F16(&values[range]),
+            Self::BF16(values) => Self::BF16(&values[range]),
         }
     }
 
@@ -83,7 +96,7 @@ pub struct HostWeight<'a> {
 }
 
 impl HostWeight<'_> {
-    pub(super) fn check(&self, problem: &QuantProblem) -> Result<(), KernelError> {
+    pub(crate) fn check(&self, problem: &QuantProblem) -> Result<(), KernelError> {
         problem.expect_weight(&WeightTensors {
             qweight: self.words.len(),
             metadata: None,
