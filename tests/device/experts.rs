@@ -346,8 +346,19 @@ fn refusals(bench: &Bench, seed: u64) {
             "{router:?}"
         );
     }
-    let spec = QuantSpec::new(WeightValue::Int4, GroupSize::G128);
     let good = router(9, 2, RouterScores::Softmax, true);
+    let operands = RouteOperands {
+        logits: buffer(&bench.client, &[0; 36], 9),
+        dtype: ActivationDtype::F32,
+        correction: None,
+        factor: 1.0,
+    };
+    let refused = route(&bench.client, good, 1, 0, operands);
+    assert!(
+        matches!(refused, Err(KernelError::Shape { .. })),
+        "blocks of no rows"
+    );
+    let spec = QuantSpec::new(WeightValue::Int4, GroupSize::G128);
     let case = case(spec, [3, 256, 256]);
     let experts = Experts::random(case, good.experts, seed);
     let logits = Spread::Random.logits(&good, case.m, seed);

@@ -91,6 +91,7 @@ pub(super) fn of_problem(problem: &QuantProblem, rows: RowOrder) -> Format {
 /// `experts` experts at random: an expert's number of rows has a binomial distribution.
 pub fn expected_row_blocks(tokens: usize, top_k: usize, experts: usize, block_rows: usize) -> f64 {
     let chance = top_k as f64 / experts.max(1) as f64;
+    let block_rows = block_rows.max(1);
     if chance >= 1.0 {
         return (experts * tokens.div_ceil(block_rows)) as f64;
     }

@@ -102,7 +102,8 @@ pub struct RouteOperands {
 /// `block_rows` rows. One block of threads does this.
 ///
 /// # Errors
-/// The errors of [`Router::check`], and an error for a buffer of the wrong length.
+/// The errors of [`Router::check`], and an error for a buffer of the wrong length or blocks of no
+/// rows.
 pub fn route(
     client: &Client,
     router: Router,
@@ -118,6 +119,12 @@ pub fn route(
     } = operands;
     router.check()?;
     let problem = format!("{count} tokens, {} experts", router.experts);
+    if block_rows == 0 {
+        return Err(KernelError::Shape {
+            problem,
+            reason: "a block has at least one row; take the rows that `plan` gives",
+        });
+    }
     expect_length(&problem, "logits", count * router.experts, logits.len())?;
     if let Some(correction) = &correction {
         expect_length(&problem, "correction", router.experts, correction.len())?;
