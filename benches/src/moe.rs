@@ -9,6 +9,7 @@ use crate::timing::time;
 use clap::{Args, ValueEnum};
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
+use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use marlin_format::{
     GroupSize, QuantSpec, ScaleDtype, WeightDescriptor, WeightLayout, WeightValue,
@@ -18,7 +19,7 @@ use marlin_kernels::experts::{
     expected_row_blocks, launches, multiply, plan, route,
 };
 use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
-use marlin_kernels::tile::RowOrder;
+use marlin_kernels::tile::{Launch, RowOrder};
 use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, QuantProblem, Target};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -179,31 +180,23 @@ impl<'a> Bench<'a> {
         let card = Target::of(client).card.ok_or(BenchError::Card)?;
         let (gate_up, down) = layer.problems(tokens);
         let hidden = tokens * layer.top_k * layer.intermediate;
-        for (what, problem, order, weights, x_length) in [
+        for (what, problem, order, x_length) in [
             (
                 "gate and up",
                 gate_up,
                 RowOrder::Gathered,
-                &self.gate_up,
                 tokens * layer.hidden,
             ),
-            ("down", down, RowOrder::Sorted, &self.down, hidden),
+            ("down", down, RowOrder::Sorted, hidden),
         ] {
             let x = activations(client, 1, x_length, DTYPE);
             let out = client.empty(problem.m * problem.outputs() * 2);
             for launch in launches(&problem, order, &card) {
                 let routings = self.routings(tokens, launch.tile.rows())?;
                 let us = time(client, CALLS, |i| {
-                    let operands = ExpertOperands {
-                        x: buffer(&x, x_length),
-                        weight: weights.of_call(i, None),
-                        bias: None,
-                        out: buffer(&out, problem.m * problem.outputs()),
-                    };
-                    let routing = &routings[i];
-                    Ok(multiply(
-                        client, &problem, order, &launch, routing, operands,
-                    )?)
+                    let x = buffer(&x, x_length);
+                    let out = buffer(&out, problem.m * problem.outputs());
+                    self.multiply(&problem, order, &launch, &routings[i], i, [x, out])
                 })?;
                 println!(
                     "{:16} {tokens:>6}  {us:>9.2}  {what}, {}",
@@ -212,6 +205,37 @@ impl<'a> Bench<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Launches the matmul of gates and ups, which gathers rows, or of down, of call `call`. `x` and
+    /// the output are in `[x, out]`.
+    fn multiply(
+        &self,
+        problem: &QuantProblem,
+        order: RowOrder,
+        launch: &Launch,
+        routing: &Routing,
+        call: usize,
+        [x, out]: [BufferArg; 2],
+    ) -> Result<(), BenchError> {
+        let weights = match order {
+            RowOrder::Gathered => &self.gate_up,
+            _ => &self.down,
+        };
+        let operands = ExpertOperands {
+            x,
+            weight: weights.of_call(call, None),
+            bias: None,
+            out,
+        };
+        Ok(multiply(
+            self.client,
+            problem,
+            order,
+            launch,
+            routing,
+            operands,
+        )?)
     }
 
     /// Returns routings of random logits, each of others.
@@ -264,10 +288,9 @@ impl<'a> Bench<'a> {
         };
         let call = Call {
             bench: self,
-            tokens,
             plan,
             problems: (gate_up, down),
-            hidden: client.empty(layer.top_k * tokens * layer.intermediate * 2),
+            gated: client.empty(layer.top_k * tokens * layer.intermediate * 2),
             rows: client.empty(layer.top_k * tokens * layer.hidden * 2),
             out: client.empty(tokens * layer.hidden * 2),
             logits: client.empty(tokens * layer.experts * 2),
@@ -339,10 +362,10 @@ impl<'a> Bench<'a> {
 /// The buffers and problems of calls of a layer.
 struct Call<'a> {
     bench: &'a Bench<'a>,
-    tokens: usize,
     plan: LayerPlan,
     problems: (QuantProblem, QuantProblem),
-    hidden: Handle,
+    /// The outputs of SwiGLU.
+    gated: Handle,
     rows: Handle,
     out: Handle,
     logits: Handle,
@@ -350,44 +373,29 @@ struct Call<'a> {
 
 impl Call<'_> {
     fn matmuls(&self, call: usize, x: &Handle, routing: &Routing) -> Result<(), BenchError> {
-        let Bench {
-            client,
-            layer,
-            gate_up,
-            down,
+        let Layer {
+            hidden,
+            intermediate,
             ..
-        } = self.bench;
-        let (rows, hidden) = (routing.rows(), &self.hidden);
-        let operands = ExpertOperands {
-            x: buffer(x, self.tokens * layer.hidden),
-            weight: gate_up.of_call(call, None),
-            bias: None,
-            out: buffer(hidden, rows * layer.intermediate),
-        };
-        let (first, second) = &self.problems;
-        multiply(
-            client,
-            first,
+        } = self.bench.layer;
+        let (gate_up, down) = &self.problems;
+        let gated = || buffer(&self.gated, routing.rows() * intermediate);
+        self.bench.multiply(
+            gate_up,
             RowOrder::Gathered,
             &self.plan.gate_up,
             routing,
-            operands,
+            call,
+            [buffer(x, routing.count * hidden), gated()],
         )?;
-        let operands = ExpertOperands {
-            x: buffer(hidden, rows * layer.intermediate),
-            weight: down.of_call(call, None),
-            bias: None,
-            out: buffer(&self.rows, rows * layer.hidden),
-        };
-        multiply(
-            client,
-            second,
+        self.bench.multiply(
+            down,
             RowOrder::Sorted,
             &self.plan.down,
             routing,
-            operands,
-        )?;
-        Ok(())
+            call,
+            [gated(), buffer(&self.rows, routing.rows() * hidden)],
+        )
     }
 
     fn sums(&self, routing: &Routing) -> Result<(), BenchError> {
@@ -400,7 +408,7 @@ impl Call<'_> {
             DTYPE,
             buffer(&self.rows, rows * features),
             None,
-            buffer(&self.out, self.tokens * features),
+            buffer(&self.out, routing.count * features),
         )?)
     }
 }

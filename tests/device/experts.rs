@@ -10,7 +10,7 @@ use crate::marlin::Bench;
 use crate::setup::{Named, trial};
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
-use host::{HostRouting, round};
+use host::HostRouting;
 use libtest_mimic::Trial;
 use marlin_format::{GroupSize, QuantSpec, ScaleDtype, WeightValue};
 use marlin_kernels::device::MIN_CAPABILITY;
@@ -21,7 +21,7 @@ use marlin_kernels::experts::{
 use marlin_kernels::tile::{Launch, RowOrder};
 use marlin_kernels::{ActivationDtype, Epilogue, KernelError, QuantProblem};
 use marlin_testing::relative_error_of_terms;
-use marlin_tests::tolerance;
+use marlin_tests::{round, tolerance};
 use operands::{Experts, Launched, Spread, case};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -4,7 +4,7 @@
 use crate::kernels::{buffer, bytes, values};
 use crate::marlin::{Bench, problem};
 use crate::setup::{Named, trial};
-use half::{bf16, f16};
+use half::f16;
 use libtest_mimic::Trial;
 use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightValue};
 use marlin_kernels::device::{FP8_CAPABILITY, WGMMA_CAPABILITY};
@@ -14,7 +14,7 @@ use marlin_kernels::{
     Operands as LaunchOperands, Plan, Prologue, PrologueStage, QuantProblem, launch,
 };
 use marlin_testing::relative_error_of_terms;
-use marlin_tests::{Case, Operands, tolerance};
+use marlin_tests::{Case, Operands, round, tolerance};
 
 /// The constant that the norm adds to the mean square.
 const EPSILON: f32 = 1e-5;
@@ -221,12 +221,12 @@ fn norm(bench: &Bench, group: GroupSize, dtype: ActivationDtype, seed: u64) {
             };
             Operands::random(&draw, seed).x
         });
-        let round = |value: f32| match dtype {
-            ActivationDtype::BF16 => bf16::from_f32(value).to_f32(),
-            _ => f16::from_f32(value).to_f32(),
-        };
         let x = operands.x.clone();
-        let sum: Vec<f32> = x.iter().zip(&residual).map(|(x, r)| round(x + r)).collect();
+        let sum: Vec<f32> = x
+            .iter()
+            .zip(&residual)
+            .map(|(x, r)| round(x + r, dtype))
+            .collect();
         // The root divides a row as a whole, and so does not change its codes.
         let weighted: Vec<f32> = sum
             .chunks_exact(k)

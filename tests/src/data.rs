@@ -92,11 +92,7 @@ impl Operands {
             sparsity,
         } = *case;
         let mut rng = StdRng::seed_from_u64(seed);
-        let round = |value: f32| match activations {
-            ActivationDtype::F32 => value,
-            ActivationDtype::F16 => f16::from_f32(value).to_f32(),
-            ActivationDtype::BF16 => bf16::from_f32(value).to_f32(),
-        };
+        let round = |value| round(value, activations);
         let groups = spec.scales.group.count(k);
         let max = spec.value.max();
         let mut code = || {
@@ -181,6 +177,15 @@ impl Operands {
     /// Computes the product again after a change of `x`.
     pub fn recompute(&mut self, case: &Case) {
         (self.expected, self.magnitude) = reference(&self.x, &self.weight, &self.bias, case.m);
+    }
+}
+
+/// Rounds a value to a dtype.
+pub fn round(value: f32, dtype: ActivationDtype) -> f32 {
+    match dtype {
+        ActivationDtype::F32 => value,
+        ActivationDtype::F16 => f16::from_f32(value).to_f32(),
+        ActivationDtype::BF16 => bf16::from_f32(value).to_f32(),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Operands of decode attention on the host, and the expected output in f64, from the definition.
 
-use crate::kernels::bytes;
 use marlin_kernels::ActivationDtype;
 use marlin_nn::kernels::attention::{AttentionPass, AttentionShape};
 use marlin_nn::kernels::{SequenceState, SequenceStatus};
+use marlin_tests::round;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -213,10 +213,8 @@ pub(super) fn row_at(position: Option<usize>, slot: usize) -> SequenceState {
 }
 
 fn rounded(values: Vec<f32>, dtype: ActivationDtype) -> Vec<f32> {
-    crate::kernels::values(&bytes(&values, dtype), dtype)
-        .into_iter()
-        .map(|value| value as f32)
-        .collect()
+    let rounded = values.into_iter().map(|value| round(value, dtype));
+    rounded.collect()
 }
 
 /// Draws a page table for a shape with pages: all pages of the slots that have a row at a position,

@@ -1,17 +1,6 @@
 //! The routing of tokens to experts on the host, in f64 and from the definition.
 
-use half::{bf16, f16};
-use marlin_kernels::ActivationDtype;
 use marlin_kernels::experts::{Router, RouterScores};
-
-/// Rounds a value to a dtype.
-pub fn round(value: f32, dtype: ActivationDtype) -> f32 {
-    match dtype {
-        ActivationDtype::F32 => value,
-        ActivationDtype::F16 => f16::from_f32(value).to_f32(),
-        ActivationDtype::BF16 => bf16::from_f32(value).to_f32(),
-    }
-}
 
 /// The tables of a routing.
 pub struct HostRouting {

@@ -1,13 +1,13 @@
 //! Operands of the matmul of one row with a norm before it, and a launch on these operands.
 
-use crate::kernels::{buffer, bytes, values};
+use crate::kernels::{buffer, bytes};
 use crate::marlin::{Bench, problem};
 use cubecl::prelude::BufferArg;
 use marlin_kernels::{
     ActivationDtype, Epilogue, EpilogueStage, Kernel, NormOperands, Operands as LaunchOperands,
     Plan, Prologue, PrologueStage, Reason, launch,
 };
-use marlin_tests::{Case, Operands};
+use marlin_tests::{Case, Operands, round};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -131,10 +131,7 @@ pub(super) fn plan(blocks: usize, epilogue: Epilogue) -> Plan {
 
 /// Rounds values to a dtype.
 fn rounded(exact: impl Iterator<Item = f32>, dtype: ActivationDtype) -> Vec<f32> {
-    values(&bytes(&exact.collect::<Vec<_>>(), dtype), dtype)
-        .into_iter()
-        .map(|value| value as f32)
-        .collect()
+    exact.map(|value| round(value, dtype)).collect()
 }
 
 fn random(count: usize, size: f32, dtype: ActivationDtype, rng: &mut StdRng) -> Vec<f32> {

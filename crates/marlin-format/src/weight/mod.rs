@@ -9,6 +9,7 @@
 
 mod descriptor;
 mod format;
+mod group_size;
 mod join;
 mod plain;
 mod quantize;
@@ -22,12 +23,13 @@ mod value;
 
 pub use descriptor::{WeightDescriptor, WeightLayout};
 pub use format::{Sparsity, WeightFormat};
+pub use group_size::GroupSize;
 pub use join::JoinError;
 pub(crate) use plain::position;
 pub use plain::{PlainParts, PlainWeight};
 pub use quantize::quantize_rtn;
 pub use scales::Scales;
-pub use spec::{GroupSize, QuantSpec, ScaleDtype, ScaleSpec, ZeroPoint};
+pub use spec::{QuantSpec, ScaleDtype, ScaleSpec, ZeroPoint};
 pub use tensors::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
 pub use two_four::{check_two_four, expand_two_four, prune_two_four, quantize, quantize_two_four};
 pub use value::WeightValue;

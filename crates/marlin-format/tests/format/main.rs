@@ -24,6 +24,7 @@ mod plain;
 mod quantization;
 mod quantize;
 mod read_layer;
+mod scale_layouts;
 mod slice;
 mod spec;
 mod two_four;

@@ -3,13 +3,13 @@ use super::{Router, Routing};
 use crate::matmul::mma_sync;
 use crate::problem::{expect_at_most, expect_length};
 use crate::tile::candidates::takes_experts;
+use crate::tile::operands::{expect_dtypes, expect_epilogue};
 use crate::tile::rows::RowOrder;
 use crate::tile::sizes::sizes;
 use crate::tile::workspace::Workspace;
-use crate::tile::{Launch, row_length};
+use crate::tile::{Config, Launch, row_length};
 use crate::{
-    ActivationDtype, Kernel, KernelError, Prologue, QuantProblem, Target, WeightBuffers, pdl,
-    problem::MAX_ELEMENTS,
+    Kernel, KernelError, Prologue, QuantProblem, Target, WeightBuffers, pdl, problem::MAX_ELEMENTS,
 };
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -52,7 +52,8 @@ pub fn multiply(
             runtime: target.runtime,
         });
     };
-    expect_problem(problem, order, launch, routing)?;
+    let config = of_problem(problem, order).config(launch.tile);
+    expect_problem(problem, order, launch, &config, routing)?;
     expect_lengths(problem, order, routing, &operands)?;
     if problem.m == 0 {
         return Ok(());
@@ -63,7 +64,6 @@ pub fn multiply(
         bias,
         out,
     } = operands;
-    let config = of_problem(problem, order).config(launch.tile);
     let workspace = Workspace::of_stream(client, &card).area(problem, &config, launch.blocks)?;
     let tokens = match order {
         RowOrder::Gathered => Some(routing.of_rows(&routing.tokens)),
@@ -111,6 +111,7 @@ fn expect_problem(
     problem: &QuantProblem,
     order: RowOrder,
     launch: &Launch,
+    config: &Config,
     routing: &Routing,
 ) -> Result<(), KernelError> {
     let refuse = |reason| {
@@ -120,12 +121,7 @@ fn expect_problem(
         })
     };
     let Router { experts, .. } = routing.router;
-    if problem.activations == ActivationDtype::F32 || problem.scales != problem.activations {
-        return Err(KernelError::DtypePair {
-            activations: problem.activations,
-            scales: problem.scales,
-        });
-    }
+    expect_dtypes(problem)?;
     if !order.has_experts() {
         return refuse("rows in order have no experts; gather or sort them");
     }
@@ -149,17 +145,7 @@ fn expect_problem(
             blocks: launch.blocks,
         });
     }
-    if !problem.divides_into(launch.tile.columns())
-        || !of_problem(problem, order)
-            .config(launch.tile)
-            .takes_epilogue()
-    {
-        return Err(KernelError::Epilogue {
-            problem: problem.to_string(),
-            kernel: Kernel::Marlin(*launch),
-        });
-    }
-    Ok(())
+    expect_epilogue(problem, launch, config)
 }
 
 /// Checks the lengths of the operands.

@@ -237,8 +237,7 @@ pub(super) fn choose_and_sort<F: Float>(
     if warp < sorters {
         for run in 0..runs {
             let row = (warp * runs + run) * 32 + lane;
-            let expert = expert_of(row, rows, experts, &of_row);
-            let lanes = match_any(expert);
+            let (expert, lanes) = expert_of(row, rows, experts, &of_row);
             count_rows(&mut counts, warp, lane, expert, lanes, router);
         }
     }
@@ -266,8 +265,7 @@ pub(super) fn choose_and_sort<F: Float>(
     if warp < sorters {
         for run in 0..runs {
             let row = (warp * runs + run) * 32 + lane;
-            let expert = expert_of(row, rows, experts, &of_row);
-            let lanes = match_any(expert);
+            let (expert, lanes) = expert_of(row, rows, experts, &of_row);
             if row < rows {
                 let before = counts[(warp * comptime!(router.experts as u32) + expert) as usize];
                 let place =
@@ -287,9 +285,9 @@ fn lanes_before(lane: u32) -> u32 {
     (1u32 << lane) - 1
 }
 
-/// Returns the expert of a row.
+/// Returns the expert of a row, and a bit for each lane of the warp: 1 if its row has this expert.
 #[cube]
-fn expert_of(row: u32, rows: u32, experts: &mut [u32], of_row: &Shared<[u32]>) -> u32 {
+fn expert_of(row: u32, rows: u32, experts: &mut [u32], of_row: &Shared<[u32]>) -> (u32, u32) {
     let mut expert = NO_EXPERT.runtime();
     if row < rows {
         if row < comptime!(SHARED_ROWS as u32) {
@@ -298,7 +296,7 @@ fn expert_of(row: u32, rows: u32, experts: &mut [u32], of_row: &Shared<[u32]>) -
             expert = experts[row as usize];
         }
     }
-    expert
+    (expert, match_any(expert))
 }
 
 /// Adds a warp's 32 rows to its counts; `lanes` are those with a lane's expert.

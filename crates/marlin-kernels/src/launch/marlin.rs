@@ -3,11 +3,11 @@
 use super::{Operands, arranged, is_aligned, swizzled_map};
 use crate::matmul::{mma_sync, wgmma};
 use crate::problem::expect_presence;
-use crate::tile::operands::{expect_arranged, expect_operands};
+use crate::tile::operands::{expect_arranged, expect_epilogue, expect_operands};
 use crate::tile::sizes::sizes;
 use crate::tile::workspace::Workspace;
 use crate::tile::{Launch, RowOrder, cost, row_length};
-use crate::{Card, Kernel, KernelError, Prologue, QuantProblem, fp8, pdl};
+use crate::{Card, KernelError, Prologue, QuantProblem, fp8, pdl};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -25,14 +25,8 @@ pub(super) fn launch(
         operands.bias.as_ref(),
         &operands.out,
     )?;
-    if !problem.divides_into(launch.tile.columns())
-        || !cost::format(problem).config(launch.tile).takes_epilogue()
-    {
-        return Err(KernelError::Epilogue {
-            problem: problem.to_string(),
-            kernel: Kernel::Marlin(*launch),
-        });
-    }
+    let config = cost::format(problem).config(launch.tile);
+    expect_epilogue(problem, launch, &config)?;
     if launch.tile.is_fp8() && !cost::takes_fp8(problem) {
         return Err(KernelError::Fp8 {
             problem: problem.to_string(),
@@ -75,7 +69,6 @@ pub(super) fn launch(
     } else {
         (x, None)
     };
-    let config = cost::format(problem).config(launch.tile);
     let workspace = Workspace::of_stream(client, card).area(problem, &config, launch.blocks)?;
     let (blocks, threads) = (
         CubeCount::new_1d(launch.blocks as u32),

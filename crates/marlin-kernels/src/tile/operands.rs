@@ -1,5 +1,6 @@
+use super::{Config, Launch};
 use crate::problem::expect_length;
-use crate::{ActivationDtype, KernelError, QuantProblem, WeightBuffers};
+use crate::{ActivationDtype, Kernel, KernelError, QuantProblem, WeightBuffers};
 use cubecl::prelude::*;
 
 /// The number of values of a row of activations that are copied at a time.
@@ -27,13 +28,35 @@ pub(crate) fn expect_operands(
         });
     }
     problem.expect_weight(&weight.as_ref().map(|_, buffer| buffer.len()))?;
-    if problem.activations == ActivationDtype::F32 || problem.scales != problem.activations {
-        return Err(KernelError::DtypePair {
-            activations: problem.activations,
-            scales: problem.scales,
-        });
-    }
+    expect_dtypes(problem)?;
     problem.expect_outputs(out.len(), bias.map(BufferArg::len))
+}
+
+/// Checks that activations and scales are both in f16 or both in bf16.
+pub(crate) fn expect_dtypes(problem: &QuantProblem) -> Result<(), KernelError> {
+    if problem.activations != ActivationDtype::F32 && problem.scales == problem.activations {
+        return Ok(());
+    }
+    Err(KernelError::DtypePair {
+        activations: problem.activations,
+        scales: problem.scales,
+    })
+}
+
+/// Checks that the tile of a launch, whose configuration is `config`, can compute a problem's
+/// epilogue.
+pub(crate) fn expect_epilogue(
+    problem: &QuantProblem,
+    launch: &Launch,
+    config: &Config,
+) -> Result<(), KernelError> {
+    if problem.divides_into(launch.tile.columns()) && config.takes_epilogue() {
+        return Ok(());
+    }
+    Err(KernelError::Epilogue {
+        problem: problem.to_string(),
+        kernel: Kernel::Marlin(*launch),
+    })
 }
 
 /// Checks the length of activations in the order of the stored rows, padded to [`row_length`].
