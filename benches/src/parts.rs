@@ -3,7 +3,7 @@
 use crate::BenchError;
 use burn::tensor::{DType, Distribution, Tensor, capture};
 use marlin_lm::Model;
-use marlin_lm::model::Block;
+use marlin_lm::model::{Block, FeedForward};
 use marlin_nn::{self as decode, AttentionParts, LayerCache, SequenceState, SequenceStatus};
 use std::time::Instant;
 
@@ -128,15 +128,20 @@ pub fn report(model: &Model, rows: usize, position: usize) -> Result<(), BenchEr
         layer(&|layer| layer.attention().o_proj.forward_joined(mixed.clone()))
     })?;
     part("norm, gate_up and SwiGLU", layers, &mut || {
-        layer(&|layer| {
-            let (mlp, norm) = (layer.mlp(), &layer.feed_forward_norm);
-            mlp.gate_up_proj
-                .forward_add_norm(x.clone(), x.clone(), norm)
-                .0
+        layer(&|layer| match &layer.feed_forward {
+            FeedForward::SwiGlu(mlp) => {
+                let norm = &layer.feed_forward_norm;
+                let gate_up = &mlp.gate_up_proj;
+                gate_up.forward_add_norm(x.clone(), x.clone(), norm).0
+            }
+            FeedForward::Experts(_) => layer.feed_forward_norm.forward_add(x.clone(), x.clone()).0,
         })
     })?;
-    part("down", layers, &mut || {
-        layer(&|layer| layer.mlp().down_proj.forward_joined(gated.clone()))
+    part("down, or experts", layers, &mut || {
+        layer(&|layer| match &layer.feed_forward {
+            FeedForward::SwiGlu(mlp) => mlp.down_proj.forward_joined(gated.clone()),
+            FeedForward::Experts(mixture) => mixture.forward(x.clone()),
+        })
     })?;
     part("head", 1, &mut || vec![model.head(x.clone())])?;
     part("embedding", 1, &mut || {

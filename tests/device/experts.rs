@@ -2,6 +2,7 @@
 //! every tile with outputs filled with NaN, and the weighted sums.
 
 mod host;
+mod layer;
 mod operands;
 mod routing;
 
@@ -27,6 +28,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    layer::add(tests, device, seed);
     if device.name != "cuda" {
         return;
     }

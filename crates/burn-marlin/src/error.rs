@@ -1,6 +1,7 @@
 use crate::convert::SkipReason;
 use burn::tensor::DType;
 use marlin_format::{FormatError, QuantSpec};
+use marlin_kernels::KernelError;
 use std::fmt;
 
 /// A model that could not be converted, and the cause.
@@ -70,6 +71,35 @@ pub enum Error {
         /// The length of the bias.
         found: usize,
     },
+    /// A layer of experts has none.
+    #[error("a mixture has at least one expert, and no weights of experts were given")]
+    NoExperts,
+    /// The matrices of experts differ in their shape or format, and one kernel multiplies by all of
+    /// them.
+    #[error(
+        "expert {expert} has a weight {found}, and expert 0 {expected}: the experts of a layer must have one shape and format"
+    )]
+    ExpertFormats {
+        /// The number of the expert.
+        expert: usize,
+        /// The shape and format of the first expert's matrix.
+        expected: String,
+        /// The shape and format of this expert's matrix.
+        found: String,
+    },
+    /// The weights, biases and router of a mixture do not fit together.
+    #[error("{what} of a mixture is {found}, expected {expected}")]
+    ExpertShapes {
+        /// The operand.
+        what: &'static str,
+        /// The shape that fits the others.
+        expected: String,
+        /// The shape found.
+        found: String,
+    },
+    /// The router of a mixture chooses more experts than there are, or than the kernels support.
+    #[error(transparent)]
+    Router(#[from] KernelError),
     /// A tensor of a weight could not be read from the device.
     #[error("{tensor} of a quantised weight cannot be read from the device: {reason}")]
     Read {

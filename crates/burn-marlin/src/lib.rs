@@ -35,6 +35,7 @@ pub mod convert;
 mod count;
 pub mod device;
 mod error;
+pub mod experts;
 pub mod fusion;
 pub mod host;
 mod linear;

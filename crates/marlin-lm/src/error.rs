@@ -47,6 +47,28 @@ pub enum ModelError {
         /// The cause.
         source: burn_marlin::Error,
     },
+    /// Experts of which some are quantised and others are float: one kernel multiplies by all of
+    /// them.
+    #[error(
+        "`{layer}`: some experts of this block are quantised and others are float; the experts of a block must have one format"
+    )]
+    MixedExperts {
+        /// The name of the experts, or of the first layer that differs.
+        layer: String,
+    },
+    /// The gate and up projections of an expert, whose formats differ.
+    #[error(
+        "`{layer}` and the other projection of the same inputs have different formats; the gate and up projections of an expert are one matmul"
+    )]
+    NotJoined {
+        /// The first of the layers.
+        layer: String,
+    },
+    /// A mixture of experts that is to be quantised with calibration.
+    #[error(
+        "experts are only rounded to nearest in this version; choose the method without calibration"
+    )]
+    CalibratedExperts,
     /// A weight that rounding to nearest cannot quantise as requested.
     #[error("{layer}")]
     Quantize {

@@ -8,7 +8,7 @@ use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
 
 use crate::ModelError;
 use crate::config::ModelConfig;
-use crate::model::{Model, ModelTensor, Projection};
+use crate::model::{Experts, Model, ModelTensor, Projection};
 
 /// Writes `config.json` and `model.safetensors` to a new folder, with Hugging Face's names and
 /// layout (projections [N, K]).
@@ -85,6 +85,25 @@ fn stored(name: &str, part: &ModelTensor<'_>) -> Result<Vec<Stored>, ModelError>
             projection: Projection::Quant(_),
             ..
         } => return Err(ModelError::NotFloat { layer: name.into() }),
+        ModelTensor::Expert {
+            experts: Experts::Quant(_),
+            ..
+        } => return Err(ModelError::NotFloat { layer: name.into() }),
+        ModelTensor::Expert {
+            experts: Experts::Dense(experts),
+            expert,
+            is_down,
+            columns,
+        } => {
+            let all = if *is_down {
+                &experts.down
+            } else {
+                &experts.gate_up
+            };
+            let of_expert = all.val().slice_dim(0, *expert..expert + 1).squeeze_dim(0);
+            let columns = of_expert.slice_dim(1, columns.clone());
+            vec![weight(Values::Matrix(columns.transpose()))]
+        }
         ModelTensor::Projection {
             projection: Projection::Dense(linear),
             columns,

@@ -117,9 +117,9 @@ pub(super) fn other_format(device: &Device, seed: u64) {
     }
     // A record with another K is refused even if its tensors fit.
     let channel = QuantSpec::int4(GroupSize::Channel);
-    for (from, to) in [(7, 8), (8, 7), (64, 32)] {
-        let loaded = weight(&case(channel, to, false))
-            .try_load_record(record(&weight(&case(channel, from, false))));
+    for (from, to, permuted) in [(7, 8, false), (8, 7, true), (64, 32, false), (64, 32, true)] {
+        let loaded = weight(&case(channel, to, permuted))
+            .try_load_record(record(&weight(&case(channel, from, permuted))));
         assert!(loaded.is_err(), "K = {from} was loaded as K = {to}");
     }
 }

@@ -36,7 +36,7 @@ def checkpoint(name, model, group, *, lowest_zero=0, not_converted=None, spellin
     # Hubs have both spellings: of `to_dict`, in older files, and of `to_transformers_dict`.
     fields = config.to_transformers_dict() if spelling == "transformers" else {"quant_method": "awq"} | config.to_dict()
     write(name, model.config, tensors, packer=f"AutoAWQ {VERSION}", weights=weights, formats=formats, dequantized_in="float16",
-          quantization=fields, shards=shards)
+          quantization=fields, shards=shards, **model.write_options)
 
 
 def by_gptqmodel(name, group, *, symmetric, dtype):
@@ -69,10 +69,15 @@ def by_gptqmodel(name, group, *, symmetric, dtype):
           note="zero_point is false, and qzeros holds 8 everywhere" if symmetric else None)
 
 
-def main():
+def load():
+    """Makes AutoAWQ's modules importable."""
     folder = unpacked("autoawq", VERSION) / "awq"
     for package in ["", ".models", ".modules", ".modules.linear", ".utils"]:
         bare(f"awq{package}", folder / package.replace(".", "/").lstrip("/"))
+
+
+def main():
+    load()
     checkpoint("awq-gemm-g32", Tiny(), 32, spelling="transformers", shards=2)
     checkpoint("awq-gemm-g64", Tiny(hidden=64, heads=2), 64, lowest_zero=1, spelling="own")
     checkpoint("awq-gemm-g128-not-converted", Tiny(intermediate=128), 128, not_converted=["self_attn", "gate_proj", "up_proj"],

@@ -76,9 +76,9 @@ def int4(layer, n, k, own, _):
 KINDS = {"float-quantized": fp8, "nvfp4-pack-quantized": fp4, "mxfp4-pack-quantized": fp4, "pack-quantized": int4}
 
 
-def checkpoint(name, layers, formats, *, sizes=None, scale_dtype=torch.float32, note=None):
+def checkpoint(name, layers, formats, *, sizes=None, model=None, ignore=("lm_head",), scale_dtype=torch.float32, note=None):
     """`layers`: by a part of a layer's name, its scheme. `formats`: by the same part, how burn-marlin shows the format."""
-    model = Tiny(**(sizes or {}))
+    model = model or Tiny(**(sizes or {}))
     tensors = {key: value.bfloat16() for key, value in model.float_tensors().items()}
     weights, shown = {}, {}
     for layer, (n, k) in model.linears.items():
@@ -89,8 +89,9 @@ def checkpoint(name, layers, formats, *, sizes=None, scale_dtype=torch.float32, 
         shown[layer] = formats[part]
     model.config.dtype = torch.bfloat16
     used = {own.format for own in layers.values()}
-    config = integers.config_json(list(layers.values()), ["lm_head"], used.pop() if len(used) == 1 else "mixed-precision")
-    write(name, model.config, tensors, packer=integers.PACKER, weights=weights, formats=shown, dequantized_in="float32", quantization=config, note=note)
+    config = integers.config_json(list(layers.values()), list(ignore), used.pop() if len(used) == 1 else "mixed-precision")
+    write(name, model.config, tensors, packer=integers.PACKER, weights=weights, formats=shown, dequantized_in="float32", quantization=config,
+          note=note, **model.write_options)
 
 
 def every_linear(name, preset, format, shown, **options):

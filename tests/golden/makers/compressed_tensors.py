@@ -35,9 +35,9 @@ def pack(values, own):
     return packed, weight
 
 
-def checkpoint(name, layers, *, dtype=torch.float16, ignore=("lm_head",), sizes=None, note=None):
+def checkpoint(name, layers, *, dtype=torch.float16, ignore=("lm_head",), sizes=None, model=None, note=None):
     """`layers`: by the end of a layer's name, its scheme; the config's groups are these schemes."""
-    model = Tiny(**(sizes or {}))
+    model = model or Tiny(**(sizes or {}))
     tensors = {key: value.to(dtype) for key, value in model.float_tensors().items()}
     weights, formats = {}, {}
     for layer, (n, k) in (model.linears | {"lm_head": (model.config.vocab_size, model.config.hidden_size)}).items():
@@ -54,7 +54,7 @@ def checkpoint(name, layers, *, dtype=torch.float16, ignore=("lm_head",), sizes=
     model.config.dtype = dtype
     schemes = list({id(own): own for own in layers.values()}.values())
     write(name, model.config, tensors, packer=PACKER, weights=weights, formats=formats, dequantized_in=str(dtype).removeprefix("torch."),
-          quantization=config_json(schemes, list(ignore)), note=note)
+          quantization=config_json(schemes, list(ignore)), note=note, **model.write_options)
 
 
 def every_linear(*args, **options):

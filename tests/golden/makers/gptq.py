@@ -14,12 +14,15 @@ from makers.model import Tiny, codes, float_tensor, write
 from makers.packages import bare, unpacked
 
 PACKER = f"GPTQModel {__version__}"
-LINEARS_OF = {"q": "attn_in", "k": "attn_in", "v": "attn_in", "o": "attn_out", "gate": "mlp_in", "up": "mlp_in", "down": "mlp_out", "lm_head": "out"}
+LINEARS_OF = {"q": "attn_in", "k": "attn_in", "v": "attn_in", "o": "attn_out", "gate": "mlp_in", "up": "mlp_in", "down": "mlp_out", "lm_head": "out",
+              "w1": "mlp_in", "w3": "mlp_in", "w2": "mlp_out"}
 
 
 def inputs_of(layer: str) -> str:
     """What a layer reads: layers that read the same have the same order of activations."""
-    return LINEARS_OF[layer.split(".")[-1].removesuffix("_proj")]
+    block, _, name = layer.rpartition(".")
+    inputs = LINEARS_OF[name.removesuffix("_proj")]
+    return f"{block} {inputs}" if "experts" in block else inputs
 
 
 def quantize_config(**options) -> QuantizeConfig:
@@ -89,7 +92,7 @@ def checkpoint(name, model, config: QuantizeConfig, *, head=False, only=None, ed
         edit(fields)
     model.config.dtype = torch.float16
     write(name, model.config, tensors, packer=PACKER, weights=weights, formats=formats, dequantized_in="float16", quantization=fields,
-          quantize_config=fields, **write_options)
+          quantize_config=fields, **model.write_options, **write_options)
 
 
 def other_architecture(name, model_class, config_class, note, **more):

@@ -80,6 +80,9 @@ E4M3_SPREAD, E2M1_SPREAD = 130.0, 2.93
 
 
 class Tiny:
+    # Options of `write` for models that are no Llama.
+    write_options: dict = {}
+
     """A Llama of one layer, its sizes, and its weights in f32 as far as nothing else is said of them."""
 
     def __init__(self, hidden=32, intermediate=64, heads=1, kv_heads=1, head_dim=32, vocab=32, **more):
@@ -127,12 +130,16 @@ def logits_of(model_class, config, tensors) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def write(name, config, tensors, *, packer, weights=None, formats=None, dequantized_in=None, quantization=None, quantize_config=None,
-          quantize_file="quantize_config.json", shards=1, file="model.safetensors", model_class=LlamaForCausalLM, reference=None, config_edit=None, note=None):
+          quantize_file="quantize_config.json", shards=1, file="model.safetensors", model_class=LlamaForCausalLM, to_model=None, reference=None,
+          config_edit=None, note=None):
     """Writes `tests/golden/{name}` and its entry of the index.
 
     `tensors`: what the file holds. `weights`: by layer, the packer's own dequantisation `[N, K]` in the dtype it computes in.
-    `reference`: the float tensors of the reference model, where they are not `tensors` with `weights` in place of packed ones.
+    `reference`: the float tensors of the reference model, where they are not `tensors` with `weights` in place of packed ones. `to_model`: what makes
+    these of tensors with the file's names.
     """
+    if reference is None and to_model is not None:
+        reference = to_model(tensors | {f"{layer}.weight": weight.float() for layer, weight in (weights or {}).items()})
     if reference is None:
         with torch.device("meta"):
             wanted = set(model_class(config).state_dict())

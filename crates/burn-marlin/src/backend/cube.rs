@@ -298,20 +298,35 @@ fn launch_repack(
             to,
         );
     }
-    let (problem, shapes) = (problem(descriptor), to.tensors());
+    let (one, shapes) = (problem(&descriptor.with_experts(1)), to.tensors());
     weight.try_map(|role, tensor| {
         let Some(shape) = shapes.get(role) else {
             return Ok(tensor);
         };
         let out = empty(&tensor, Shape::new(shape.matrix_shape()), tensor.dtype);
-        repack::tensor(
-            &client,
-            &problem,
-            role,
-            to.layout,
-            buffer(tensor),
-            out.clone().into_buffer_arg(),
-        )?;
+        let experts = parts(tensor, to.experts)
+            .into_iter()
+            .zip(parts(out.clone(), to.experts));
+        for (tensor, out) in experts {
+            repack::tensor(&client, &one, role, to.layout, tensor, out)?;
+        }
         Ok(out)
     })
+}
+
+/// Returns the parts of a tensor of experts as launch buffers: the rows of each expert.
+fn parts(tensor: CubeTensor, experts: usize) -> Vec<BufferArg> {
+    let tensor = into_contiguous(tensor);
+    if experts == 1 {
+        return vec![tensor.into_buffer_arg()];
+    }
+    let elements = tensor.meta.shape().num_elements() / experts.max(1);
+    let bytes = (elements * tensor.dtype.size()) as u64;
+    let part = |expert: usize| {
+        let handle = tensor.handle.clone().offset_start(expert as u64 * bytes);
+        let handle = handle.offset_end((experts - expert - 1) as u64 * bytes);
+        // SAFETY: the tensor is contiguous, and the handle is cut to these elements.
+        unsafe { BufferArg::from_raw_parts(handle, elements) }
+    };
+    (0..experts).map(part).collect()
 }

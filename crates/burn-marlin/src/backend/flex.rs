@@ -129,7 +129,7 @@ fn expanded(weight: QuantTensors<Flex>, descriptor: &WeightDescriptor) -> QuantT
     .into()
 }
 
-fn weight_problem(
+pub(super) fn weight_problem(
     weight: &QuantTensors<Flex>,
     descriptor: &WeightDescriptor,
     m: usize,
@@ -145,7 +145,7 @@ fn weight_problem(
 /// # Panics
 /// Panics if the kernel returns an error: backend operations have no way to return an error, and
 /// user errors are checked before the operation.
-fn with_host_weight<R>(
+pub(super) fn with_host_weight<R>(
     weight: WeightTensors<FlexTensor>,
     kernel: impl FnOnce(HostWeight<'_>) -> Result<R, KernelError>,
 ) -> R {

@@ -9,6 +9,7 @@
 mod autodiff;
 #[cfg(feature = "cubecl-runtime")]
 pub mod cube;
+pub mod experts;
 #[cfg(feature = "flex")]
 pub mod flex;
 #[cfg(feature = "flex")]

@@ -12,21 +12,33 @@ pub(crate) const FORMAT: &str = "format";
 /// for K, four for N.
 const LENGTH: usize = 14;
 const VERSION: u8 = 1;
+/// The number of values that describe a weight with experts, which has two more for their number.
+const EXPERTS_LENGTH: usize = LENGTH + 2;
+const EXPERTS_VERSION: u8 = 2;
 
 /// Encodes the format and shape of a weight as numbers below 256. Every float dtype holds these
-/// numbers exactly, so a cast of the model does not change them. K and N are four digits each, the
-/// lowest first.
-fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
-    let digits = std::iter::once(VERSION)
+/// numbers exactly, so a cast of the model does not change them. K, N and the number of experts are
+/// digits, the lowest first.
+fn values(descriptor: &WeightDescriptor) -> Vec<f32> {
+    let (version, experts) = match descriptor.experts {
+        1 => (VERSION, None),
+        experts => (EXPERTS_VERSION, Some((experts as u16).to_le_bytes())),
+    };
+    std::iter::once(version)
         .chain(descriptor.format.to_bytes())
         .chain((descriptor.k as u32).to_le_bytes())
-        .chain((descriptor.n as u32).to_le_bytes());
-    let mut values = [0.0; LENGTH];
-    values
-        .iter_mut()
-        .zip(digits)
-        .for_each(|(value, digit)| *value = f32::from(digit));
-    values
+        .chain((descriptor.n as u32).to_le_bytes())
+        .chain(experts.into_iter().flatten())
+        .map(f32::from)
+        .collect()
+}
+
+/// Returns the number of values that describe a weight.
+fn length(descriptor: &WeightDescriptor) -> usize {
+    match descriptor.experts {
+        1 => LENGTH,
+        _ => EXPERTS_LENGTH,
+    }
 }
 
 /// Decodes the numbers of [`values`]. Returns `None` if the numbers describe no weight.
@@ -35,13 +47,18 @@ fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
         (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8)
     });
     let digits: Vec<u8> = digits.collect::<Option<_>>()?;
-    let [VERSION, digits @ ..] = digits.as_slice() else {
-        return None;
+    let (&version, digits) = digits.split_first()?;
+    let (&format, digits) = digits.split_first_chunk::<5>()?;
+    let (&k, digits) = digits.split_first_chunk::<4>()?;
+    let (&n, digits) = digits.split_first_chunk::<4>()?;
+    let experts = match (version, digits) {
+        (VERSION, []) => 1,
+        (EXPERTS_VERSION, &[low, high]) => u16::from_le_bytes([low, high]).into(),
+        _ => return None,
     };
-    let (&format, sizes) = digits.split_first_chunk::<5>()?;
-    let (&k, n) = sizes.split_first_chunk::<4>()?;
-    let [k, n] = [k, n.try_into().ok()?].map(|size| u32::from_le_bytes(size) as usize);
-    let descriptor = WeightDescriptor::plain(WeightFormat::from_bytes(format)?, k, n);
+    let [k, n] = [k, n].map(|size| u32::from_le_bytes(size) as usize);
+    let format = WeightFormat::from_bytes(format)?;
+    let descriptor = WeightDescriptor::plain(format, k, n).with_experts(experts);
     descriptor.check().ok()?;
     Some(descriptor)
 }
@@ -55,22 +72,25 @@ pub(super) fn parameter(
     device: &Device,
 ) -> Param<Tensor<1>> {
     let init = move |device: &Device, _: bool| {
-        Tensor::from_data(TensorData::from(values(&descriptor)), (device, DType::F32))
+        Tensor::from_data(
+            TensorData::from(values(&descriptor).as_slice()),
+            (device, DType::F32),
+        )
     };
     Param::uninitialized(id, init, device.clone(), false, Shape::new([elements]))
 }
 
-/// Creates a parameter into which a mapper may load a description. A loaded parameter has the
+/// Creates a parameter into which a mapper may load a description of a weight like `own`. A loaded parameter has the
 /// length of a description; a parameter that is read without being loaded has one value.
-pub(super) fn expected(id: ParamId, device: &Device) -> Param<Tensor<1>> {
+pub(super) fn expected(own: &WeightDescriptor, id: ParamId, device: &Device) -> Param<Tensor<1>> {
     let init = |device: &Device, _: bool| Tensor::zeros([1], (device, DType::F32));
-    Param::uninitialized(id, init, device.clone(), false, Shape::new([LENGTH]))
+    Param::uninitialized(id, init, device.clone(), false, Shape::new([length(own)]))
 }
 
 /// Returns the description that a mapper loaded into [`expected`]; `None` if it loaded nothing, or
 /// values that are not a description.
 pub(super) fn loaded(parameter: &Param<Tensor<1>>) -> Option<WeightDescriptor> {
-    if !parameter.is_initialized() || parameter.dims() != [LENGTH] {
+    if !parameter.is_initialized() || ![[LENGTH], [EXPERTS_LENGTH]].contains(&parameter.dims()) {
         return None;
     }
     from_values(&host::<f32, 1, _>(parameter.val()))
@@ -102,16 +122,16 @@ mod tests {
                     k,
                     n,
                 );
-                let values = values(&weight);
-                assert_eq!(from_values(&values), Some(weight));
-                assert_eq!(
-                    from_values(&values.map(|value| bf16::from_f32(value).to_f32())),
-                    Some(weight)
-                );
-                assert_eq!(
-                    from_values(&values.map(|value| f16::from_f32(value).to_f32())),
-                    Some(weight)
-                );
+                for weight in [weight, weight.with_experts(2), weight.with_experts(1024)] {
+                    let values = values(&weight);
+                    assert_eq!(values.len(), length(&weight));
+                    assert_eq!(from_values(&values), Some(weight));
+                    let cast = |to: fn(f32) -> f32| values.iter().map(|&value| to(value)).collect();
+                    let halves: Vec<f32> = cast(|value| bf16::from_f32(value).to_f32());
+                    assert_eq!(from_values(&halves), Some(weight));
+                    let halves: Vec<f32> = cast(|value| f16::from_f32(value).to_f32());
+                    assert_eq!(from_values(&halves), Some(weight));
+                }
             }
         }
     }
@@ -133,7 +153,7 @@ mod tests {
             (6, f32::NAN),
             (6, 0.0),
         ] {
-            let mut other = values;
+            let mut other = values.clone();
             other[place] = value;
             assert_eq!(from_values(&other), None, "{value} at {place}");
         }

@@ -1,5 +1,6 @@
 mod attached;
 mod description;
+mod experts;
 mod matmul;
 mod module;
 mod passed;
@@ -225,7 +226,15 @@ impl QuantizedWeight {
         activations: ActivationDtype,
         device: &Device,
     ) -> Result<Self, Error> {
-        let descriptor = WeightDescriptor::plain(format, k, n);
+        Self::random_of(WeightDescriptor::plain(format, k, n), activations, device)
+    }
+
+    /// Creates a random weight in the plain layout's descriptor, laid out for its device.
+    pub(crate) fn random_of(
+        descriptor: WeightDescriptor,
+        activations: ActivationDtype,
+        device: &Device,
+    ) -> Result<Self, Error> {
         descriptor.check()?;
         let spec = descriptor.spec();
         // The random codes are uniform. The standard deviation of integers is 2^bits / sqrt(12), and

@@ -66,14 +66,15 @@ impl Module for QuantizedWeight {
 
     fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
         let [k, n] = self.dims();
+        let elements = self.experts() * k * n;
         let counted = self
             .attached
             .as_ref()
-            .map_or(0, |attached| attached.elements(k * n));
+            .map_or(0, |attached| attached.elements(elements));
         let format = description::parameter(
             self.recorded(),
             self.format_id,
-            k * n - counted,
+            elements - counted,
             &self.device(),
         );
         let format = Passed::weight(self.clone()).attach(format);
@@ -88,7 +89,7 @@ impl Module for QuantizedWeight {
     }
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
-        let expected = description::expected(self.format_id, &self.device());
+        let expected = description::expected(&self.descriptor, self.format_id, &self.device());
         let format = mapped(mapper, FORMAT, |mapper| mapper.map_float(expected));
         let (replacement, renewed) = Passed::mapped(&format);
         let (weight, given) = match replacement {
@@ -102,7 +103,8 @@ impl Module for QuantizedWeight {
         let is_attached = weight.attached.is_some();
         beside(&mut Mapping(mapper), is_attached, |mapper| {
             let adapter = weight.adapter.take();
-            if !given {
+            // No float parameter or adapter has the shape of several matrices.
+            if !given && weight.experts() == 1 {
                 weight = weight.offered(mapper.0, adapter.is_some());
             }
             if let Some(adapter) = adapter {
@@ -182,7 +184,7 @@ impl QuantizedWeight {
         let (own, device) = (self.recorded(), self.device());
         // A record carries its format: its tensors are read in that format.
         let target = recorded
-            .filter(|recorded| [recorded.k, recorded.n] == self.dims())
+            .filter(|recorded| own.has_shape_of(recorded))
             .unwrap_or(own);
         let tensors = match recorded {
             Some(recorded) if recorded != own => {
@@ -194,7 +196,7 @@ impl QuantizedWeight {
         let tensors = tensors.map(mapper);
         let refused = recorded.is_some() && tensors.refuse_other_dtypes(mapper);
         let given = !refused
-            && if target == own {
+            && if recorded.is_none_or(|recorded| recorded == own) {
                 tensors.is_touched()
             } else {
                 tensors.is_complete()

@@ -49,7 +49,8 @@ impl RecordTensors {
             tensors: OnceLock::new(),
         });
         let (device, tensors) = (weight.device(), &weight.tensors);
-        let (k, scale_dtype) = (weight.dims()[0], weight.spec().scales.dtype);
+        let scale_dtype = weight.spec().scales.dtype;
+        let stored = weight.experts() * weight.dims()[0];
         let shapes = shapes(&weight.descriptor().in_layout(WeightLayout::Plain));
         let (qweight, places, scales) = (plain.clone(), plain.clone(), plain.clone());
         let read_scales = move |device: &Device| {
@@ -100,7 +101,7 @@ impl RecordTensors {
             ),
             row_permutation: tensors.row_permutation.as_ref().map(|rows| {
                 let tensor = rows.val();
-                lazy(rows.id, [k], &device, move |device| {
+                lazy(rows.id, [stored], &device, move |device| {
                     tensor.to_device(device)
                 })
             }),
@@ -110,18 +111,17 @@ impl RecordTensors {
     /// Creates the tensors for a record in another format than the model's. They are zeros until a
     /// mapper loads them.
     ///
-    /// For a record with another K or N, the tensors have shapes that no record has, so the record
+    /// For a record with another K, N or number of experts, the tensors have shapes that no record has, so the record
     /// is refused even if its tensors would fit.
     pub fn expected(own: &WeightDescriptor, recorded: &WeightDescriptor, device: &Device) -> Self {
-        let sizes = (recorded.k, recorded.n) != (own.k, own.n);
-        let int = |shape: [usize; 2]| {
-            let declared = if sizes {
-                Shape::new([own.k, own.n, 1])
+        let declared = |shape: Shape| {
+            if own.has_shape_of(recorded) {
+                shape
             } else {
-                Shape::new(shape)
-            };
-            zeros(shape, declared, device)
+                Shape::new([own.k, own.n, 1])
+            }
         };
+        let int = |shape: [usize; 2]| zeros(shape, declared(Shape::new(shape)), device);
         let shapes = shapes(recorded);
         Self {
             qweight: int(shapes.qweight),
@@ -130,7 +130,7 @@ impl RecordTensors {
             zero_points: shapes.zero_points.map(int),
             row_permutation: shapes
                 .row_permutation
-                .map(|[k, _]| zeros([k], Shape::new([k]), device)),
+                .map(|[k, _]| zeros([k], declared(Shape::new([k])), device)),
         }
     }
 

@@ -17,19 +17,96 @@ pub(super) struct DeviceTensors {
     pub row_permutation: Option<Param<Tensor<1, Int>>>,
 }
 
-impl DeviceTensors {
-    /// Puts a plain weight on a device, with scales in `scale_dtype`. On the host, the tensors take
-    /// over the weight's memory.
-    pub fn from_plain(plain: PlainWeight, scale_dtype: DType, device: &Device) -> Self {
-        let shapes = plain.descriptor().tensors();
+/// The tensors of a weight in host memory, in the plain layout.
+#[derive(Debug)]
+pub(super) struct HostTensors {
+    qweight: Vec<u32>,
+    metadata: Option<Vec<u32>>,
+    scales: Scales,
+    zero_points: Option<Vec<u32>>,
+    row_permutation: Option<Vec<u32>>,
+}
+
+impl Default for HostTensors {
+    fn default() -> Self {
+        Self {
+            qweight: Vec::new(),
+            metadata: None,
+            scales: Scales::F32(Vec::new()),
+            zero_points: None,
+            row_permutation: None,
+        }
+    }
+}
+
+impl HostTensors {
+    /// Adds the tensors of a weight below those that are there, which have the same format. The
+    /// first weight's memory is taken over. A `permuted` weight without a permutation gets one that
+    /// keeps its rows.
+    pub fn push(&mut self, plain: PlainWeight, permuted: bool) {
         let zero_points = plain.zero_point_words();
         let PlainParts {
+            k,
             qweight,
             metadata,
             scales,
             row_permutation,
             ..
         } = plain.into_parts();
+        let rows = row_permutation.or_else(|| permuted.then(|| (0..k as u32).collect()));
+        append(&mut self.qweight, qweight);
+        let optional = |all: &mut Option<Vec<u32>>, more: Option<Vec<u32>>| match (&mut *all, more)
+        {
+            (Some(all), Some(more)) => append(all, more),
+            (None, more) => *all = more,
+            (Some(_), None) => {}
+        };
+        optional(&mut self.metadata, metadata);
+        optional(&mut self.zero_points, zero_points);
+        optional(&mut self.row_permutation, rows);
+        match (&mut self.scales, scales) {
+            (Scales::F16(all), Scales::F16(more)) => append(all, more),
+            (Scales::BF16(all), Scales::BF16(more)) => append(all, more),
+            (Scales::F32(all), Scales::F32(more)) => append(all, more),
+            (all, more) => *all = more,
+        }
+    }
+}
+
+/// Appends elements, or takes over their memory if there are none yet.
+fn append<T>(all: &mut Vec<T>, mut more: Vec<T>) {
+    if all.is_empty() {
+        *all = more;
+    } else {
+        all.append(&mut more);
+    }
+}
+
+impl DeviceTensors {
+    /// Puts a plain weight on a device, with scales in `scale_dtype`. On the host, the tensors take
+    /// over the weight's memory.
+    pub fn from_plain(plain: PlainWeight, scale_dtype: DType, device: &Device) -> Self {
+        let descriptor = plain.descriptor();
+        let mut tensors = HostTensors::default();
+        tensors.push(plain, descriptor.format.permuted);
+        Self::from_host(&descriptor, tensors, scale_dtype, device)
+    }
+
+    /// Puts the tensors of a weight in the plain layout on a device, with scales in `scale_dtype`.
+    pub fn from_host(
+        descriptor: &WeightDescriptor,
+        tensors: HostTensors,
+        scale_dtype: DType,
+        device: &Device,
+    ) -> Self {
+        let shapes = descriptor.tensors();
+        let HostTensors {
+            qweight,
+            metadata,
+            scales,
+            zero_points,
+            row_permutation,
+        } = tensors;
         let matrix = |words: Vec<u32>, shape: TensorDescriptor| {
             parameter(Tensor::from_data(
                 TensorData::new(signed(words), shape.matrix_shape()),

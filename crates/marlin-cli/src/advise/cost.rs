@@ -173,7 +173,7 @@ fn decode_floor(
     prompt: usize,
 ) -> Floor {
     let sizes = format.sizes(config);
-    let weights = read(card, sizes.step_bytes() as f64);
+    let weights = read(card, sizes.step_bytes(sequences) as f64);
     let products = multiply(card, sequences as f64 * products(config, format, 1.0));
     let position = KvCache::size_bytes(config, 1, 1, records::DTYPE) as f64;
     let length = (prompt + NEW_TOKENS / 2) as f64;
@@ -194,7 +194,7 @@ fn prompt_floor(config: &ModelConfig, format: Format, card: &CardSpec, tokens: u
         short * short / 2.0 + (length - short) * short
     });
     let attention = 4.0 * pairs * config.query_size() as f64;
-    let weights = read(card, format.sizes(config).step_bytes() as f64);
+    let weights = read(card, format.sizes(config).step_bytes(tokens) as f64);
     Floor {
         matmuls: weights.max(multiply(card, products(config, format, length) + attention)),
         cache: 0.0,
@@ -209,7 +209,7 @@ fn products(config: &ModelConfig, format: Format, tokens: f64) -> f64 {
         Format::Int4TwoFour => 0.5,
         _ => 1.0,
     };
-    2.0 * (tokens * kept * sizes.projection_weights as f64 + sizes.head_weights as f64)
+    2.0 * (tokens * kept * sizes.active_weights() as f64 + sizes.head_weights as f64)
 }
 
 /// Returns the sum over all layers of a function of the layer's window; infinite without one.
@@ -277,7 +277,7 @@ impl Steps<'_> {
     /// sequences.
     fn curve(&self, card: &CardSpec, format: Format) -> Curve {
         let layer = |config: &ModelConfig| {
-            let weights = format.sizes(config).projection_weights as f64;
+            let weights = format.sizes(config).active_weights() as f64;
             (weights / config.num_hidden_layers as f64).ln()
         };
         let distance = |model: Model| (layer(&model.config()) - layer(self.config)).abs();

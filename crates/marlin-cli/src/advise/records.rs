@@ -367,6 +367,7 @@ impl Model {
             vocab_size,
             hidden_size,
             intermediate_size,
+            experts: None,
             num_hidden_layers: layers,
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,

@@ -92,6 +92,11 @@ impl WeightDescriptor {
         }
     }
 
+    /// Returns true if both weights have the same K, N and number of experts.
+    pub fn has_shape_of(&self, other: &Self) -> bool {
+        (self.experts, self.k, self.n) == (other.experts, other.k, other.n)
+    }
+
     /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.format.spec

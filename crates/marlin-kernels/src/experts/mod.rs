@@ -10,6 +10,9 @@
 //! | `multiply`, sorted | the output of the one before | [rows, K] in the order of experts |
 //! | `combine` | [rows, K] in the order of experts | the weighted sums of each token's experts [tokens, K] |
 //!
+//! `layer` launches all of them. Rows of weights with act-order are permuted by `gather` before each
+//! product.
+//!
 //! A row is one token at one of its experts, so there are tokens x `top_k` rows. The order of
 //! experts is that of the experts' numbers and, within an expert, that of the tokens. The numbers
 //! of rows of each expert stay on the device: the host never waits for a routing, and a recorded
@@ -28,7 +31,11 @@
 mod choose;
 #[cfg(feature = "cubecl-runtime")]
 mod combine;
+#[cfg(feature = "cubecl-runtime")]
+mod gather;
 pub mod host;
+#[cfg(feature = "cubecl-runtime")]
+mod layer;
 #[cfg(feature = "cubecl-runtime")]
 mod multiply;
 #[cfg(feature = "cubecl-runtime")]
@@ -41,6 +48,10 @@ mod source;
 
 #[cfg(feature = "cubecl-runtime")]
 pub use combine::combine;
+#[cfg(feature = "cubecl-runtime")]
+pub use gather::{GatherOperands, gather};
+#[cfg(feature = "cubecl-runtime")]
+pub use layer::{LayerOperands, layer};
 #[cfg(feature = "cubecl-runtime")]
 pub use multiply::{ExpertOperands, multiply};
 #[cfg(feature = "cubecl-runtime")]

@@ -1,9 +1,11 @@
 use crate::device::MIN_CAPABILITY;
 use crate::tile::candidates::Format;
 use crate::tile::cost::{Work, estimate_of, format};
+use crate::tile::operands::expect_dtypes;
 use crate::tile::rows::{MAX_EXPERT_ROWS, RowOrder};
-use crate::tile::{self, Launch};
+use crate::tile::{self, Launch, row_length};
 use crate::{Card, QuantProblem};
+use marlin_format::Sparsity;
 
 /// The launches of the matmuls of a layer, with tiles of as many rows, and so with one routing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,13 +21,17 @@ pub struct LayerPlan {
 /// Returns the launches that the model of [`tile`](crate::tile) expects to be the fastest for a
 /// layer, if `tokens` tokens choose their `top_k` experts at random. The weights of both problems
 /// have the same number of experts, and M is the number of rows, tokens x `top_k`. `None` if the
-/// card is too old, or no tile fits.
+/// card is too old, no tile fits, or the kernels do not take the dtypes, a 2:4 weight or a K that is
+/// not a multiple of 8.
 pub fn plan(
     gate_up: &QuantProblem,
     down: &QuantProblem,
     tokens: usize,
     card: &Card,
 ) -> Option<LayerPlan> {
+    if ![gate_up, down].into_iter().all(is_taken) {
+        return None;
+    }
     let fastest = |problem: &QuantProblem, rows: RowOrder, block_rows: usize| {
         let blocks = expected_row_blocks(
             tokens,
@@ -77,6 +83,13 @@ pub fn launches(problem: &QuantProblem, rows: RowOrder, card: &Card) -> Vec<Laun
             blocks: card.multiprocessors.min(tile::MAX_BLOCKS),
         })
         .collect()
+}
+
+/// Returns true if the kernels take the dtypes and the format of a problem.
+fn is_taken(problem: &QuantProblem) -> bool {
+    expect_dtypes(problem).is_ok()
+        && problem.weight.format.sparsity == Sparsity::Dense
+        && row_length(problem.k()) == problem.k()
 }
 
 /// Returns the part of a configuration that a problem with experts determines.

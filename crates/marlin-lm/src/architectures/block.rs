@@ -8,6 +8,8 @@ use std::ops::Range;
 
 use marlin_kernels::Epilogue;
 
+use super::ExpertsShape;
+
 /// One transformer block: a norm, a mixer, a norm and a feed-forward network, each pair added to
 /// the residual stream.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +32,7 @@ pub(crate) enum MixerShape {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum FeedForwardShape {
     SwiGlu(SwiGluShape),
+    Experts(ExpertsShape),
 }
 
 /// Causal attention with grouped key and value heads.
@@ -58,9 +61,9 @@ pub(crate) enum ProjectionKind {
     Qkv,
     /// The output of attention.
     Output,
-    /// Gate and up of SwiGLU.
+    /// Gate and up of SwiGLU: of the expert that all tokens have, in a mixture.
     GateUp,
-    /// The output of the feed-forward network.
+    /// The output of SwiGLU.
     Down,
 }
 
@@ -113,14 +116,62 @@ pub(crate) struct LayerShape {
     pub(crate) dims: [usize; 2],
     /// True if the layer has a bias.
     pub(crate) bias: bool,
+    /// True for a router or a gate, which files of quantised models hold in floats, whatever their
+    /// configs say.
+    pub(crate) is_router: bool,
 }
 
 impl BlockShape {
-    /// Returns every projection, in the order in which the projections run.
-    pub(crate) fn projections(&self) -> [&ProjectionShape; 4] {
+    /// Returns every projection, in the order in which the projections run. The layers of experts
+    /// are not among them.
+    pub(crate) fn projections(&self) -> impl Iterator<Item = &ProjectionShape> {
         let MixerShape::Attention(attention) = &self.mixer;
-        let FeedForwardShape::SwiGlu(mlp) = &self.feed_forward;
-        [&attention.qkv, &attention.output, &mlp.gate_up, &mlp.down]
+        let mlp = self.mlp().into_iter();
+        [&attention.qkv, &attention.output]
+            .into_iter()
+            .chain(mlp.flat_map(|mlp| [&mlp.gate_up, &mlp.down]))
+    }
+
+    /// Returns the SwiGLU that all tokens have; `None` for a mixture without such an expert.
+    pub(crate) fn mlp(&self) -> Option<&SwiGluShape> {
+        match &self.feed_forward {
+            FeedForwardShape::SwiGlu(mlp) => Some(mlp),
+            FeedForwardShape::Experts(experts) => experts.shared.as_ref().map(|shared| &shared.mlp),
+        }
+    }
+
+    /// Returns the experts of a mixture.
+    pub(crate) fn experts(&self) -> Option<&ExpertsShape> {
+        match &self.feed_forward {
+            FeedForwardShape::SwiGlu(_) => None,
+            FeedForwardShape::Experts(experts) => Some(experts),
+        }
+    }
+
+    /// Returns the layers of the block with the name `block`, in the order in which a model is
+    /// built; the layers of each item are read together. `contains` returns true for the names that
+    /// the checkpoint has.
+    pub(crate) fn layers(
+        &self,
+        block: &str,
+        contains: &impl Fn(&str) -> bool,
+    ) -> Vec<Vec<LayerShape>> {
+        let of = |projection: &ProjectionShape| projection.layers_of(block, contains);
+        let MixerShape::Attention(attention) = &self.mixer;
+        let mut layers = vec![of(&attention.qkv), of(&attention.output)];
+        if let Some(experts) = self.experts() {
+            layers.push(vec![experts.router_of(block)]);
+            layers.extend(
+                experts
+                    .experts_of(block)
+                    .flat_map(|expert| [expert.gate_up.to_vec(), vec![expert.down]]),
+            );
+            layers.extend(experts.shared_gate_of(block).map(|gate| vec![gate]));
+        }
+        if let Some(mlp) = self.mlp() {
+            layers.extend([of(&mlp.gate_up), of(&mlp.down)]);
+        }
+        layers
     }
 
     /// The name of the norm whose output a projection takes; `None` if its input is no norm's.
@@ -132,9 +183,10 @@ impl BlockShape {
         }
     }
 
-    /// The projection of a kind.
-    pub(crate) fn projection(&self, kind: ProjectionKind) -> &ProjectionShape {
-        self.projections()[kind as usize]
+    /// The projection of a kind, if the block has it.
+    pub(crate) fn projection(&self, kind: ProjectionKind) -> Option<&ProjectionShape> {
+        self.projections()
+            .find(|projection| projection.kind == kind)
     }
 }
 
@@ -202,6 +254,7 @@ impl ProjectionShape {
                 name: format!("{block}.{name}"),
                 dims: [self.k, columns.len()],
                 bias: self.bias,
+                is_router: false,
             })
             .collect()
     }

@@ -3,8 +3,8 @@
 use marlin_kernels::Epilogue;
 
 use super::{
-    AttentionShape, Bias, BlockShape, Declaration, Defaults, FeedForwardShape, Input, MixerShape,
-    ProjectionKind, ProjectionShape, RopeFields, SwiGluShape, Window,
+    AttentionShape, Bias, BlockShape, Declaration, Defaults, ExpertFields, FeedForwardShape, Input,
+    MixerShape, ProjectionKind, ProjectionShape, RopeFields, SwiGluShape, Window,
 };
 use crate::config::ModelConfig;
 
@@ -15,10 +15,12 @@ pub(super) const DECLARATION: Declaration = Declaration {
     mlp_bias: Bias::Config,
     window: Window::None,
     rope: RopeFields::Any,
+    experts: ExpertFields::None,
     defaults: Defaults {
         num_key_value_heads: None,
         head_dim: None,
         rms_norm_eps: 1e-6,
+        rope_theta: 1e4,
         max_position_embeddings: 2048,
         original_max_position_embeddings: None,
         sliding_window: None,

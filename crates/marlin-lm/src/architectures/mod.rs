@@ -5,11 +5,15 @@
 //! in [`Architecture::declaration`], and a golden folder.
 
 mod block;
+mod experts;
 mod llama;
 mod mistral;
+mod mixtral;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 
 use std::fmt;
 
@@ -19,6 +23,7 @@ pub(crate) use block::{
     AttentionShape, BlockShape, FeedForwardShape, Input, LayerShape, MixerShape, ProjectionKind,
     ProjectionShape, SwiGluShape,
 };
+pub(crate) use experts::{ExpertsShape, SharedExpertShape};
 
 /// The architecture of a Llama-style decoder, by its Hugging Face class.
 ///
@@ -36,6 +41,12 @@ pub enum Architecture {
     Qwen3,
     /// Phi-3, Phi-3.5 and Phi-4: q, k, v and gate, up are one tensor each.
     Phi3,
+    /// Mixtral 8x7B and 8x22B: Mistral with experts in every layer.
+    Mixtral,
+    /// The mixtures of Qwen 1.5 and 2: an expert beside the others that all tokens have.
+    Qwen2Moe,
+    /// The mixtures of Qwen 3, such as Qwen3-30B-A3B.
+    Qwen3Moe,
 }
 
 /// The declaration of one architecture.
@@ -52,6 +63,8 @@ pub(crate) struct Declaration {
     pub(crate) window: Window,
     /// The rotary scalings that its config class reads.
     pub(crate) rope: RopeFields,
+    /// The fields that describe experts.
+    pub(crate) experts: ExpertFields,
     /// The values of fields that `config.json` may leave out.
     pub(crate) defaults: Defaults,
     /// The function that returns the shape of a block, by its index.
@@ -89,6 +102,27 @@ pub(crate) enum RopeFields {
     LongRope,
 }
 
+/// The fields that describe the experts of an architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExpertFields {
+    /// No field: the models are no mixtures.
+    None,
+    /// Those of Qwen's mixtures, whose layers may also be dense.
+    Qwen(ExpertDefaults),
+    /// Those of Mixtral, where `intermediate_size` is that of the experts.
+    Mixtral(ExpertDefaults),
+}
+
+/// The defaults of the fields that describe experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExpertDefaults {
+    pub(crate) count: usize,
+    pub(crate) top_k: usize,
+    pub(crate) intermediate_size: usize,
+    /// `None` if the architecture has no expert that all tokens have.
+    pub(crate) shared_intermediate_size: Option<usize>,
+}
+
 /// The defaults of the architecture's Hugging Face config class, where architectures differ.
 pub(crate) struct Defaults {
     /// The number of key and value heads; `None` for the number of query heads.
@@ -96,6 +130,7 @@ pub(crate) struct Defaults {
     /// The number of features of one head; `None` for `hidden_size / num_attention_heads`.
     pub(crate) head_dim: Option<usize>,
     pub(crate) rms_norm_eps: f64,
+    pub(crate) rope_theta: f64,
     pub(crate) max_position_embeddings: usize,
     /// The number of positions before the context was stretched; `None` for the value in the rotary
     /// scaling.
@@ -106,12 +141,15 @@ pub(crate) struct Defaults {
 
 impl Architecture {
     /// All supported architectures.
-    pub const ALL: [Architecture; 5] = [
+    pub const ALL: [Architecture; 8] = [
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
         Self::Qwen3,
         Self::Phi3,
+        Self::Mixtral,
+        Self::Qwen2Moe,
+        Self::Qwen3Moe,
     ];
 
     /// Returns the name in the field `architectures` of a `config.json`.
@@ -126,6 +164,9 @@ impl Architecture {
             Self::Qwen2 => &qwen2::DECLARATION,
             Self::Qwen3 => &qwen3::DECLARATION,
             Self::Phi3 => &phi3::DECLARATION,
+            Self::Mixtral => &mixtral::DECLARATION,
+            Self::Qwen2Moe => &qwen2_moe::DECLARATION,
+            Self::Qwen3Moe => &qwen3_moe::DECLARATION,
         }
     }
 

@@ -2,8 +2,8 @@
 //! up in another.
 
 use super::{
-    AttentionShape, Bias, BlockShape, Declaration, Defaults, FeedForwardShape, MixerShape,
-    ProjectionShape, RopeFields, SwiGluShape, Window, llama,
+    AttentionShape, Bias, BlockShape, Declaration, Defaults, ExpertFields, FeedForwardShape,
+    MixerShape, ProjectionShape, RopeFields, SwiGluShape, Window, llama,
 };
 use crate::config::ModelConfig;
 
@@ -14,6 +14,7 @@ pub(super) const DECLARATION: Declaration = Declaration {
     mlp_bias: Bias::Never,
     window: Window::AllLayers,
     rope: RopeFields::LongRope,
+    experts: ExpertFields::None,
     defaults: Defaults {
         rms_norm_eps: 1e-5,
         max_position_embeddings: 4096,

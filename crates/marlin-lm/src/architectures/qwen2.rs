@@ -24,7 +24,7 @@ pub(super) const DECLARATION: Declaration = Declaration {
     ..llama::DECLARATION
 };
 
-fn block(config: &ModelConfig, layer: usize) -> BlockShape {
+pub(super) fn block(config: &ModelConfig, layer: usize) -> BlockShape {
     let attention = llama::attention(config, layer);
     BlockShape {
         mixer: MixerShape::Attention(AttentionShape {

@@ -19,7 +19,7 @@ pub(super) const DECLARATION: Declaration = Declaration {
     ..llama::DECLARATION
 };
 
-fn block(config: &ModelConfig, layer: usize) -> BlockShape {
+pub(super) fn block(config: &ModelConfig, layer: usize) -> BlockShape {
     BlockShape {
         mixer: MixerShape::Attention(AttentionShape {
             head_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),

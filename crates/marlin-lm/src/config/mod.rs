@@ -1,6 +1,7 @@
 //! The `config.json` of a Llama-style decoder.
 
 mod error;
+mod experts;
 mod generation;
 mod raw;
 mod raw_rope;
@@ -15,6 +16,7 @@ use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_text};
 use serde::{Deserialize, Serialize};
 
 pub use error::ModelConfigError;
+pub use experts::ExpertsConfig;
 pub use generation::GenerationConfig;
 pub(crate) use generation::{quantization_field, read_json};
 use raw::{RawClass, RawConfig};
@@ -53,6 +55,8 @@ pub struct ModelConfig {
     /// The number of features between the gate and up projections and the down projection of an
     /// MLP.
     pub intermediate_size: usize,
+    /// The experts of a mixture; `None` if every layer has one MLP.
+    pub experts: Option<ExpertsConfig>,
     /// The number of transformer blocks.
     pub num_hidden_layers: usize,
     /// The number of query heads.
@@ -160,6 +164,9 @@ impl ModelConfig {
         sizes
             .into_iter()
             .try_for_each(|(field, found)| size(field, found))?;
+        if let Some(experts) = &self.experts {
+            experts.validate()?;
+        }
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         if !heads.is_multiple_of(kv_heads) {
             return Err(ModelConfigError::Heads { heads, kv_heads });
@@ -260,21 +267,20 @@ impl ModelConfig {
             name: "lm_head".into(),
             dims: [self.hidden_size, self.vocab_size],
             bias: false,
+            is_router: false,
         })
     }
 
-    /// Returns the layers of every projection, in the order in which a model is built: the
-    /// projections of all blocks, then the output head. `contains` returns true for the names of
+    /// Returns the layers that are read together, in the order in which a model is built: those of
+    /// all blocks, then the output head. `contains` returns true for the names of
     /// layers that the checkpoint has.
     pub(crate) fn projections(
         &self,
         contains: impl Fn(&str) -> bool,
     ) -> impl Iterator<Item = Vec<LayerShape>> {
         let blocks = (0..self.num_hidden_layers).flat_map(move |index| {
-            let (block, name) = (self.block(index), format!("model.layers.{index}"));
-            block
-                .projections()
-                .map(|projection| projection.layers_of(&name, &contains))
+            self.block(index)
+                .layers(&format!("model.layers.{index}"), &contains)
         });
         blocks.chain(self.head().map(|head| vec![head]))
     }

@@ -3,6 +3,7 @@
 use burn::tensor::FloatDType;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::experts::RawExperts;
 use super::raw_rope::{RawRope, Rope, TopLevelFields};
 use super::{ModelConfig, ModelConfigError, RopeScaling, SlidingWindow};
 use crate::architectures::{Architecture, Bias, Window};
@@ -25,6 +26,8 @@ pub(super) struct RawConfig {
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,
+    #[serde(flatten)]
+    experts: RawExperts,
     num_hidden_layers: usize,
     num_attention_heads: usize,
     /// The number of key and value heads. An absent field means the class's default, `null` means
@@ -146,6 +149,7 @@ impl TryFrom<RawConfig> for ModelConfig {
         let beside = TopLevelFields {
             fields: declaration.rope,
             rope_theta: raw.rope_theta,
+            default_rope_theta: defaults.rope_theta,
             partial_rotary_factor: raw.partial_rotary_factor,
             original_max_position_embeddings: raw
                 .original_max_position_embeddings
@@ -164,6 +168,9 @@ impl TryFrom<RawConfig> for ModelConfig {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
             intermediate_size: raw.intermediate_size,
+            experts: raw
+                .experts
+                .read(&declaration.experts, raw.intermediate_size),
             num_hidden_layers: raw.num_hidden_layers,
             num_attention_heads: heads,
             num_key_value_heads: raw
@@ -228,6 +235,7 @@ impl From<ModelConfig> for RawConfig {
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
             intermediate_size: config.intermediate_size,
+            experts: RawExperts::of(config.experts.as_ref(), &declaration.experts),
             num_hidden_layers: config.num_hidden_layers,
             num_attention_heads: config.num_attention_heads,
             num_key_value_heads: Some(Some(config.num_key_value_heads)),

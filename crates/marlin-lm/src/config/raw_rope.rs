@@ -18,6 +18,7 @@ pub(super) struct RawRope(Map<String, Value>);
 pub(super) struct TopLevelFields {
     pub(super) fields: RopeFields,
     pub(super) rope_theta: Option<f64>,
+    pub(super) default_rope_theta: f64,
     pub(super) partial_rotary_factor: Option<f64>,
     pub(super) original_max_position_embeddings: Option<usize>,
     pub(super) max_position_embeddings: usize,
@@ -84,7 +85,7 @@ impl RawRope {
         let theta = self
             .take("rope_theta")?
             .or(beside.rope_theta)
-            .unwrap_or(10_000.0);
+            .unwrap_or(beside.default_rope_theta);
         let partial_rotary_factor = self
             .take("partial_rotary_factor")?
             .or(beside.partial_rotary_factor)

@@ -1,20 +1,30 @@
 //! The sizes of a model, from its config alone.
 
+use std::collections::BTreeSet;
+
 use burn::tensor::{DType, FloatDType};
 use marlin_format::{ScaleDtype, TensorDtype, WeightDescriptor, WeightFormat};
 
 use super::ModelConfig;
-use crate::architectures::{MixerShape, ProjectionShape};
+use crate::architectures::{BlockShape, MixerShape, ProjectionShape};
 
 /// The numbers of weights and bytes of a model whose projections have one format.
 ///
 /// Numbers that overflow are `usize::MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelSizes {
-    /// The number of weights of the projections of all blocks, without biases.
+    /// The number of weights of the projections of all blocks and their experts, without biases.
     pub projection_weights: usize,
     /// The bytes of these projections: values, metadata of 2:4 weights, scales and biases.
     pub projection_bytes: usize,
+    /// The number of weights of the experts among them; 0 without experts.
+    pub expert_weights: usize,
+    /// The bytes of the experts, which are among the bytes of projections.
+    pub expert_bytes: usize,
+    /// The number of experts of a layer; 1 without experts.
+    pub experts: usize,
+    /// The number of experts of a token; 1 without experts.
+    pub top_k: usize,
     /// The number of weights of the output head [vocab_size, hidden_size].
     pub head_weights: usize,
     /// The bytes of the output head.
@@ -28,15 +38,27 @@ pub struct ModelSizes {
 impl ModelSizes {
     /// Returns the bytes of all weights.
     pub fn bytes(&self) -> usize {
-        self.step_bytes().saturating_add(self.embedding_bytes)
+        [self.head_bytes, self.norm_bytes, self.embedding_bytes]
+            .into_iter()
+            .fold(self.projection_bytes, usize::saturating_add)
     }
 
-    /// Returns the bytes of weights that a decode step reads: all but the embedding, of which a
-    /// step reads one row for each sequence.
-    pub fn step_bytes(&self) -> usize {
+    /// Returns the bytes of weights that a pass of `rows` rows reads: all but the embedding, of which
+    /// it reads one row for each row, and the experts that no row has if each row chooses its
+    /// experts at random.
+    pub fn step_bytes(&self, rows: usize) -> usize {
+        let others = 1.0 - self.top_k as f64 / self.experts.max(1) as f64;
+        let unread = self.expert_bytes as f64 * others.max(0.0).powf(rows as f64);
         self.projection_bytes
+            .saturating_sub(unread as usize)
             .saturating_add(self.head_bytes)
             .saturating_add(self.norm_bytes)
+    }
+
+    /// Returns the number of weights of the projections that a token is multiplied by.
+    pub fn active_weights(&self) -> usize {
+        let of_token = self.expert_weights / self.experts.max(1) * self.top_k;
+        (self.projection_weights - self.expert_weights).saturating_add(of_token)
     }
 }
 
@@ -46,25 +68,29 @@ impl ModelConfig {
     pub fn sizes(&self, format: Option<WeightFormat>, dtype: FloatDType) -> ModelSizes {
         let float = DType::from(dtype).size();
         let layers = self.num_hidden_layers;
-        // Blocks differ in their windows alone.
+        // Blocks differ in their windows, and in their experts.
         let block = self.block(0);
         let MixerShape::Attention(attention) = &block.mixer;
         let head_norms = attention
             .head_norms
             .map_or(0, |norms| norms.len() * self.head_dim);
-        let sum = |size: &dyn Fn(&ProjectionShape) -> usize| {
-            let block = block
-                .projections()
-                .into_iter()
-                .fold(0, |sum: usize, projection| {
-                    sum.saturating_add(size(projection))
-                });
-            block.saturating_mul(layers)
+        let kinds: Vec<(LayerSizes, usize)> = self
+            .kinds_of_blocks()
+            .into_iter()
+            .map(|(block, count)| (block_sizes(&block, format, float), count))
+            .collect();
+        let sum = |of: fn(&LayerSizes) -> usize| {
+            let of_kind = |(sizes, count): &(LayerSizes, usize)| of(sizes).saturating_mul(*count);
+            kinds.iter().map(of_kind).fold(0, usize::saturating_add)
         };
         let table = self.vocab_size.saturating_mul(self.hidden_size);
         ModelSizes {
-            projection_weights: sum(&|projection| projection.k.saturating_mul(projection.n())),
-            projection_bytes: sum(&|projection| projection_bytes(projection, format, float)),
+            projection_weights: sum(|layer| layer.weights),
+            projection_bytes: sum(|layer| layer.bytes),
+            expert_weights: sum(|layer| layer.expert_weights),
+            expert_bytes: sum(|layer| layer.expert_bytes),
+            experts: self.experts.as_ref().map_or(1, |experts| experts.count),
+            top_k: self.experts.as_ref().map_or(1, |experts| experts.top_k),
             head_weights: table,
             head_bytes: table.saturating_mul(float),
             embedding_bytes: match self.tie_word_embeddings {
@@ -78,13 +104,90 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the shapes [K, N] of the matmuls of a block: queries, keys and values together, the
-    /// output of attention, gate and up together, and down.
-    pub fn matmuls(&self) -> [[usize; 2]; 4] {
-        self.block(0)
-            .projections()
-            .map(|projection| [projection.k, projection.n()])
+    /// Returns the distinct shapes [K, N] of the quantised matmuls: queries, keys and values
+    /// together, the output of attention, gate and up together, and down, also of experts.
+    pub fn matmuls(&self) -> Vec<[usize; 2]> {
+        let mut matmuls = Vec::new();
+        for (block, _) in self.kinds_of_blocks() {
+            let projections = block
+                .projections()
+                .map(|projection| [projection.k, projection.n()]);
+            let experts = block.experts().into_iter().flat_map(|experts| {
+                let (hidden, intermediate) = (experts.hidden, experts.intermediate);
+                [[hidden, 2 * intermediate], [intermediate, hidden]]
+            });
+            for matmul in projections.chain(experts) {
+                if !matmuls.contains(&matmul) {
+                    matmuls.push(matmul);
+                }
+            }
+        }
+        matmuls
     }
+
+    /// Returns the shape of a block without experts and of one with experts, each with the number of
+    /// its blocks, of those that there are.
+    fn kinds_of_blocks(&self) -> Vec<(BlockShape, usize)> {
+        let layers = self.num_hidden_layers;
+        let Some(experts) = &self.experts else {
+            return vec![(self.block(0), layers)];
+        };
+        let dense: BTreeSet<usize> = experts.dense_layers.iter().copied().collect();
+        let excluded = dense
+            .into_iter()
+            .filter(|layer| *layer < layers && (layer + 1).is_multiple_of(experts.sparse_step));
+        let sparse = layers / experts.sparse_step.max(1) - excluded.count();
+        [(false, layers - sparse), (true, sparse)]
+            .into_iter()
+            .filter_map(|(has_experts, count)| {
+                let mut layers = 0..layers;
+                let of_kind = layers.find(|&at| self.experts_of(at).is_some() == has_experts)?;
+                Some((self.block(of_kind), count))
+            })
+            .collect()
+    }
+}
+
+/// The sizes of the layers of a block.
+#[derive(Debug, Clone, Copy, Default)]
+struct LayerSizes {
+    weights: usize,
+    bytes: usize,
+    expert_weights: usize,
+    expert_bytes: usize,
+}
+
+/// Returns the sizes of the layers of a block: its projections, its experts and its router.
+fn block_sizes(block: &BlockShape, format: Option<WeightFormat>, float: usize) -> LayerSizes {
+    let mut sizes = LayerSizes::default();
+    let add = |sum: &mut usize, more: usize| *sum = sum.saturating_add(more);
+    for projection in block.projections() {
+        add(
+            &mut sizes.weights,
+            projection.k.saturating_mul(projection.n()),
+        );
+        add(
+            &mut sizes.bytes,
+            projection_bytes(projection, format, float),
+        );
+    }
+    if let Some(experts) = block.experts() {
+        let (hidden, count) = (experts.hidden, experts.router.experts);
+        let [gate, down] = [
+            [hidden, experts.intermediate],
+            [experts.intermediate, hidden],
+        ]
+        .map(|dims| weight_bytes(dims, format, float));
+        let of_expert = gate.saturating_mul(2).saturating_add(down);
+        let shared_gate = experts.shared.as_ref().map_or(0, |_| hidden);
+        let routers = hidden.saturating_mul(count).saturating_add(shared_gate);
+        sizes.expert_weights = experts.expert_weights();
+        sizes.expert_bytes = of_expert.saturating_mul(count);
+        add(&mut sizes.weights, sizes.expert_weights);
+        add(&mut sizes.bytes, sizes.expert_bytes);
+        add(&mut sizes.bytes, routers.saturating_mul(float));
+    }
+    sizes
 }
 
 /// Returns the bytes of a projection; `float` is the size of an element of float tensors.
@@ -93,8 +196,14 @@ fn projection_bytes(
     format: Option<WeightFormat>,
     float: usize,
 ) -> usize {
-    let (k, n) = (projection.k, projection.n());
-    let weight = match format {
+    let n = projection.n();
+    let biases = if projection.bias { n * float } else { 0 };
+    weight_bytes([projection.k, n], format, float).saturating_add(biases)
+}
+
+/// Returns the bytes of a weight [K, N]; `float` is the size of an element of float tensors.
+fn weight_bytes([k, n]: [usize; 2], format: Option<WeightFormat>, float: usize) -> usize {
+    match format {
         None => k.saturating_mul(n).saturating_mul(float),
         Some(format) => WeightDescriptor::plain(format, k, n)
             .tensors()
@@ -108,9 +217,7 @@ fn projection_bytes(
                 tensor.elements().saturating_mul(size)
             })
             .fold(0, usize::saturating_add),
-    };
-    let biases = if projection.bias { n * float } else { 0 };
-    weight.saturating_add(biases)
+    }
 }
 
 #[cfg(test)]
@@ -130,7 +237,7 @@ mod tests {
         for entry in golden.read_dir().unwrap() {
             let dir = entry.unwrap().path();
             let name = dir.file_name().unwrap().to_string_lossy().into_owned();
-            if !name.starts_with("arch-") {
+            if !name.starts_with("arch-") && name != "moe-all" {
                 continue;
             }
             let config = ModelConfig::read(&dir.join("config.json")).unwrap();
@@ -167,7 +274,7 @@ mod tests {
             (int8, 6_839_869_440),
         ] {
             let sizes = config.sizes(Some(format), FloatDType::F16);
-            assert_eq!(sizes.step_bytes(), step, "{format}");
+            assert_eq!(sizes.step_bytes(1), step, "{format}");
             assert_eq!(sizes.bytes(), step + table, "{format}");
         }
         assert_eq!(

@@ -141,7 +141,7 @@ fn old_and_new_spellings_mean_the_same() {
 fn every_refusal_names_its_field() {
     use ModelConfigError as E;
     assert!(
-        matches!(refused(json!({ "architectures": ["MixtralForCausalLM"] })), E::Architecture { found } if found == "MixtralForCausalLM")
+        matches!(refused(json!({ "architectures": ["FalconForCausalLM"] })), E::Architecture { found } if found == "FalconForCausalLM")
     );
     assert!(
         matches!(refused(json!({ "architectures": [], "model_type": "gpt2" })), E::Architecture { found } if found == "gpt2")

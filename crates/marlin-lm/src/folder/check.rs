@@ -13,9 +13,9 @@ use super::reader::{HostLayer, LayerReader};
 use super::weights::FileWeights;
 use super::{OpenOptions, check_memory, choose_dtype, use_own_head};
 use crate::ModelError;
-use crate::architectures::LayerShape;
+use crate::architectures::{ExpertsShape, LayerShape};
 use crate::config::{GenerationConfig, ModelConfig};
-use crate::model::{Model, Projection, WeightSource, loaded};
+use crate::model::{DenseExperts, Experts, Model, Projection, WeightSource, loaded};
 
 /// The number of faults after which the check ends: the config of another model causes one for
 /// every tensor.
@@ -236,5 +236,17 @@ impl WeightSource for CheckedWeights<'_> {
 
     fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Enough> {
         layers.iter().map(|layer| self.projection(layer)).collect()
+    }
+
+    fn experts(&mut self, block: &str, shape: &ExpertsShape) -> Result<Experts, Enough> {
+        for layers in shape.experts_of(block) {
+            self.projections(&layers.gate_up)?;
+            self.projection(&layers.down)?;
+        }
+        Ok(Experts::Dense(DenseExperts {
+            gate_up: self.placeholder(),
+            down: self.placeholder(),
+            router: shape.router,
+        }))
     }
 }

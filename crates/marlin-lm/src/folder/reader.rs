@@ -6,7 +6,8 @@ use std::thread::Scope;
 
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{
-    Checkpoint, CheckpointError, LayerFormat, Quantization, layer_format, layer_tensors, read_layer,
+    Checkpoint, CheckpointError, LayerFormat, Quantization, is_float, layer_format, layer_tensors,
+    read_layer,
 };
 
 use crate::ModelError;
@@ -62,7 +63,9 @@ impl<'a> LayerReader<'a> {
             source,
         };
         let format = layer_format(self.quantization, name).map_err(invalid)?;
-        if format == LayerFormat::Float {
+        let stored = self.checkpoint.info(&format!("{name}.weight"));
+        let is_float_router = layer.is_router && stored.is_some_and(|of| is_float(of.dtype));
+        if format == LayerFormat::Float || is_float_router {
             return Ok(HostLayer::Float);
         }
         let weight = read_layer(self.checkpoint, name, &format)?;

@@ -7,6 +7,7 @@ use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_marlin::backend::activation_dtype;
+use burn_marlin::experts::QuantExperts;
 use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
 use marlin_format::PlainWeight;
 
@@ -14,9 +15,9 @@ use super::OpenProgress;
 use super::reader::{HostProjection, HostWeights, LayerReader};
 use super::upload::{UPLOAD_BYTES, sync, upload};
 use crate::ModelError;
-use crate::architectures::LayerShape;
+use crate::architectures::{ExpertsShape, LayerShape};
 use crate::config::ModelConfig;
-use crate::model::{Projection, WeightSource, loaded};
+use crate::model::{DenseExperts, Experts, Projection, WeightSource, loaded};
 
 /// Weights from a checkpoint's files.
 pub(crate) struct FileWeights<'a> {
@@ -126,6 +127,77 @@ impl WeightSource for FileWeights<'_> {
             }
         }
     }
+
+    fn experts(&mut self, block: &str, shape: &ExpertsShape) -> Result<Experts, ModelError> {
+        let (mut gate_up, mut down) = (HostExperts::default(), HostExperts::default());
+        for (expert, layers) in shape.experts_of(block).enumerate() {
+            let weights = self.weights(&layers.gate_up)?;
+            gate_up.push(expert, &layers.gate_up, weights)?;
+            let layer = std::slice::from_ref(&layers.down);
+            let weights = self.weights(layer)?;
+            down.push(expert, layer, weights)?;
+        }
+        let name = format!("{block}.{}", shape.name);
+        match (gate_up, down) {
+            (HostExperts::Quantized(gate_up), HostExperts::Quantized(down)) => {
+                sync(self.device, &name)?;
+                let (activations, device) = (self.activations(), self.device);
+                let experts = QuantExperts::new(shape.router, gate_up, down, activations, device);
+                let failed = |source| ModelError::Layer {
+                    layer: name,
+                    source,
+                };
+                Ok(Experts::Quant(experts.map_err(failed)?))
+            }
+            (HostExperts::Float(gate_up), HostExperts::Float(down)) => {
+                Ok(Experts::Dense(DenseExperts {
+                    gate_up: loaded(self.float_experts(&gate_up)?),
+                    down: loaded(self.float_experts(&down)?),
+                    router: shape.router,
+                }))
+            }
+            _ => Err(ModelError::MixedExperts { layer: name }),
+        }
+    }
+}
+
+/// The weights of the experts of a layer, as they are read one after the other.
+enum HostExperts {
+    /// Quantised weights.
+    Quantized(Vec<PlainWeight>),
+    /// The layers of each expert, side by side, whose float weights have not been read.
+    Float(Vec<Vec<LayerShape>>),
+}
+
+impl Default for HostExperts {
+    fn default() -> Self {
+        Self::Quantized(Vec::new())
+    }
+}
+
+impl HostExperts {
+    /// Adds the weights of an expert's `layers`, which have one matmul.
+    fn push(
+        &mut self,
+        expert: usize,
+        layers: &[LayerShape],
+        weights: HostWeights,
+    ) -> Result<(), ModelError> {
+        let name = || layers.first().map_or("", |layer| &layer.name).to_string();
+        let weight = match weights {
+            HostWeights::Joined(weight) => Some(weight),
+            HostWeights::Separate(mut weights) if weights.len() == 1 => weights.remove(0),
+            HostWeights::Separate(weights) if weights.iter().all(Option::is_none) => None,
+            HostWeights::Separate(_) => return Err(ModelError::NotJoined { layer: name() }),
+        };
+        match (&mut *self, weight) {
+            (Self::Quantized(all), Some(weight)) => all.push(weight),
+            (Self::Float(all), None) => all.push(layers.to_vec()),
+            (Self::Quantized(_), None) if expert == 0 => *self = Self::Float(vec![layers.to_vec()]),
+            _ => return Err(ModelError::MixedExperts { layer: name() }),
+        }
+        Ok(())
+    }
 }
 
 impl FileWeights<'_> {
@@ -174,6 +246,22 @@ impl FileWeights<'_> {
     fn float(&mut self, layer: &LayerShape) -> Result<Tensor<2>, ModelError> {
         let [k, n] = layer.dims;
         self.tensor(format!("{}.weight", layer.name), [n, k])
+    }
+
+    /// Uploads the float weights of experts, [experts, K, N], with the layers of each side by side.
+    fn float_experts(&mut self, experts: &[Vec<LayerShape>]) -> Result<Tensor<3>, ModelError> {
+        let mut all = Vec::new();
+        for layers in experts {
+            let weights: Vec<Tensor<2>> = layers
+                .iter()
+                .map(|layer| self.float(layer))
+                .collect::<Result<_, _>>()?;
+            all.push(Tensor::cat(weights, 0).transpose());
+        }
+        let stacked = Tensor::stack(all, 0);
+        let name = experts.first().and_then(|layers| layers.first());
+        sync(self.device, name.map_or("", |layer| &layer.name))?;
+        Ok(stacked)
     }
 
     fn bias(&mut self, layer: &LayerShape) -> Result<Option<Tensor<1>>, ModelError> {

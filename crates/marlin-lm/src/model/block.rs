@@ -3,7 +3,7 @@ use burn::tensor::{FloatDType, Tensor};
 use marlin_nn as decode;
 
 use super::prompt::Span;
-use super::{Attention, ProjectionGroup, RmsNorm, Rope, SwiGlu};
+use super::{Attention, Mixture, ProjectionGroup, RmsNorm, Rope, SwiGlu};
 use crate::architectures::ProjectionKind;
 
 /// One transformer block.
@@ -28,9 +28,15 @@ pub enum Mixer {
 
 /// The part of a block that works on each position by itself.
 #[derive(Module, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one for each block, and Burn derives no module of a box"
+)]
 pub enum FeedForward {
     /// A multilayer perceptron with SwiGLU.
     SwiGlu(SwiGlu),
+    /// A mixture of experts.
+    Experts(Mixture),
 }
 
 impl Block {
@@ -40,32 +46,53 @@ impl Block {
         attention
     }
 
-    /// Returns the multilayer perceptron of the block.
-    pub fn mlp(&self) -> &SwiGlu {
-        let FeedForward::SwiGlu(mlp) = &self.feed_forward;
-        mlp
-    }
-
-    /// The matmuls of a projection.
-    pub(crate) fn group(&self, kind: ProjectionKind) -> &ProjectionGroup {
-        let (attention, mlp) = (self.attention(), self.mlp());
-        match kind {
-            ProjectionKind::Qkv => &attention.qkv_proj,
-            ProjectionKind::Output => &attention.o_proj,
-            ProjectionKind::GateUp => &mlp.gate_up_proj,
-            ProjectionKind::Down => &mlp.down_proj,
+    /// Returns the multilayer perceptron that all tokens have; `None` for a mixture without such an
+    /// expert.
+    pub fn mlp(&self) -> Option<&SwiGlu> {
+        match &self.feed_forward {
+            FeedForward::SwiGlu(mlp) => Some(mlp),
+            FeedForward::Experts(mixture) => mixture.shared.as_ref().map(|shared| &shared.mlp),
         }
     }
 
-    /// The matmuls of a projection, mutably.
+    /// Returns the mixture of experts, if the block has one.
+    pub fn mixture(&self) -> Option<&Mixture> {
+        match &self.feed_forward {
+            FeedForward::SwiGlu(_) => None,
+            FeedForward::Experts(mixture) => Some(mixture),
+        }
+    }
+
+    /// The matmuls of a projection that the block's shape lists.
+    pub(crate) fn group(&self, kind: ProjectionKind) -> &ProjectionGroup {
+        let attention = self.attention();
+        match kind {
+            ProjectionKind::Qkv => &attention.qkv_proj,
+            ProjectionKind::Output => &attention.o_proj,
+            ProjectionKind::GateUp => &self.listed_mlp().gate_up_proj,
+            ProjectionKind::Down => &self.listed_mlp().down_proj,
+        }
+    }
+
+    /// The multilayer perceptron of a block whose shape lists its projections.
+    fn listed_mlp(&self) -> &SwiGlu {
+        self.mlp()
+            .unwrap_or_else(|| panic!("the shape of the block lists no such projection"))
+    }
+
+    /// The matmuls of a projection that the block's shape lists, mutably.
     pub(crate) fn group_mut(&mut self, kind: ProjectionKind) -> &mut ProjectionGroup {
-        let (Mixer::Attention(attention), FeedForward::SwiGlu(mlp)) =
-            (&mut self.mixer, &mut self.feed_forward);
+        let Mixer::Attention(attention) = &mut self.mixer;
+        let mlp = match &mut self.feed_forward {
+            FeedForward::SwiGlu(mlp) => Some(mlp),
+            FeedForward::Experts(mixture) => mixture.shared.as_mut().map(|shared| &mut shared.mlp),
+        };
+        let listed = || -> ! { panic!("the shape of the block lists no such projection") };
         match kind {
             ProjectionKind::Qkv => &mut attention.qkv_proj,
             ProjectionKind::Output => &mut attention.o_proj,
-            ProjectionKind::GateUp => &mut mlp.gate_up_proj,
-            ProjectionKind::Down => &mut mlp.down_proj,
+            ProjectionKind::GateUp => &mut mlp.unwrap_or_else(|| listed()).gate_up_proj,
+            ProjectionKind::Down => &mut mlp.unwrap_or_else(|| listed()).down_proj,
         }
     }
 
@@ -89,6 +116,10 @@ impl Block {
             FeedForward::SwiGlu(mlp) => {
                 let (gated, stream) = stream.project(&self.feed_forward_norm, &mlp.gate_up_proj);
                 stream.plus(mlp.down_proj.forward_joined(gated))
+            }
+            FeedForward::Experts(mixture) => {
+                let (x, stream) = stream.normalize(&self.feed_forward_norm);
+                stream.plus(mixture.forward(x))
             }
         }
     }
@@ -153,6 +184,15 @@ impl<const D: usize> Residual<D> {
             }
         };
         (out, Self::new(sum))
+    }
+
+    /// Returns the normalised stream, and the stream.
+    pub fn normalize(self, norm: &RmsNorm) -> (Tensor<D>, Self) {
+        let (x, sum) = match self.last {
+            Some(last) => norm.forward_add(last, self.sum),
+            None => (norm.forward(self.sum.clone()), self.sum),
+        };
+        (x, Self::new(sum))
     }
 
     /// Applies `rows`, which selects rows, to the sum and to the output that is not yet in the sum.

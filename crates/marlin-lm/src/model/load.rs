@@ -4,10 +4,12 @@ use burn::nn::Embedding;
 use burn::tensor::{Device, StreamId};
 
 use super::{
-    Attention, Block, FeedForward, Mixer, Model, ProjectionGroup, RmsNorm, Rope, SwiGlu,
-    WeightSource,
+    Attention, Block, FeedForward, Mixer, Mixture, Model, ProjectionGroup, RmsNorm, Rope,
+    SharedExpert, SwiGlu, WeightSource,
 };
-use crate::architectures::{FeedForwardShape, MixerShape, ProjectionShape};
+use crate::architectures::{
+    ExpertsShape, FeedForwardShape, MixerShape, ProjectionShape, SwiGluShape,
+};
 use crate::config::ModelConfig;
 
 impl Model {
@@ -88,10 +90,10 @@ pub(crate) fn load_block<S: WeightSource>(
         hidden,
     )?;
     let feed_forward = match &shape.feed_forward {
-        FeedForwardShape::SwiGlu(mlp) => FeedForward::SwiGlu(SwiGlu {
-            gate_up_proj: group(source, &block, &mlp.gate_up)?,
-            down_proj: group(source, &block, &mlp.down)?,
-        }),
+        FeedForwardShape::SwiGlu(mlp) => FeedForward::SwiGlu(swiglu(source, &block, mlp)?),
+        FeedForwardShape::Experts(experts) => {
+            FeedForward::Experts(mixture(source, &block, experts)?)
+        }
     };
     Ok(Block {
         mixer_norm,
@@ -110,6 +112,36 @@ fn norm<S: WeightSource>(
     Ok(RmsNorm {
         weight: source.norm(name, features)?,
         epsilon: config.rms_norm_eps,
+    })
+}
+
+fn swiglu<S: WeightSource>(
+    source: &mut S,
+    block: &str,
+    mlp: &SwiGluShape,
+) -> Result<SwiGlu, S::Error> {
+    Ok(SwiGlu {
+        gate_up_proj: group(source, block, &mlp.gate_up)?,
+        down_proj: group(source, block, &mlp.down)?,
+    })
+}
+
+/// Loads a mixture of experts: the router, the experts, then the expert that all tokens have.
+fn mixture<S: WeightSource>(
+    source: &mut S,
+    block: &str,
+    shape: &ExpertsShape,
+) -> Result<Mixture, S::Error> {
+    Ok(Mixture {
+        router: source.projection(&shape.router_of(block))?,
+        experts: source.experts(block, shape)?,
+        shared: match (&shape.shared, shape.shared_gate_of(block)) {
+            (Some(shared), Some(gate)) => Some(SharedExpert {
+                gate: source.projection(&gate)?,
+                mlp: swiglu(source, block, &shared.mlp)?,
+            }),
+            _ => None,
+        },
     })
 }
 

@@ -4,6 +4,7 @@
 mod attention;
 mod block;
 mod cache;
+mod experts;
 mod group;
 mod load;
 mod norm;
@@ -27,6 +28,7 @@ pub use attention::Attention;
 pub use block::{Block, FeedForward, Mixer, Residual};
 pub use cache::KvCache;
 pub(crate) use cache::{CachePosition, KeyValues};
+pub use experts::{DenseExperts, Experts, Mixture, SharedExpert};
 pub use group::ProjectionGroup;
 pub(crate) use load::load_block;
 pub use norm::RmsNorm;
@@ -40,7 +42,6 @@ pub(crate) use source::{WeightSource, loaded};
 pub(crate) use step::PassBatch;
 pub use swiglu::SwiGlu;
 
-use crate::architectures::ProjectionKind;
 use crate::config::ModelConfig;
 
 /// A Llama-style decoder, which maps token ids to logits.
@@ -148,13 +149,20 @@ impl Model {
     /// weight are kept; adapters are dropped.
     pub fn dequantize(&mut self) {
         let dtype = self.dtype();
-        for block in &mut self.layers {
-            for kind in ProjectionKind::ALL {
+        for (index, block) in self.layers.iter_mut().enumerate() {
+            for shape in self.config.block(index).projections() {
                 block
-                    .group_mut(kind)
+                    .group_mut(shape.kind)
                     .projections_mut()
                     .iter_mut()
                     .for_each(|projection| projection.dequantize(dtype));
+            }
+            if let FeedForward::Experts(mixture) = &mut block.feed_forward {
+                mixture.router.dequantize(dtype);
+                if let Some(shared) = &mut mixture.shared {
+                    shared.gate.dequantize(dtype);
+                }
+                mixture.experts.dequantize(dtype);
             }
         }
         self.lm_head

@@ -5,8 +5,8 @@ use std::ops::Range;
 use burn::nn::Embedding;
 use marlin_kernels::{Epilogue, Prologue};
 
-use super::{Block, Mixer, Model, Projection, RmsNorm};
-use crate::architectures::{Input, MixerShape, ProjectionShape};
+use super::{Block, Experts, Mixer, Mixture, Model, Projection, RmsNorm};
+use crate::architectures::{ExpertsShape, Input, MixerShape, ProjectionShape};
 
 /// A matmul of the model.
 pub(crate) struct Product<'a> {
@@ -41,6 +41,14 @@ pub(crate) enum ModelTensor<'a> {
         projection: &'a Projection,
         columns: Range<usize>,
     },
+    /// The weight of some output features of an expert: of its gate and up projections, or of its
+    /// down projection (`is_down`).
+    Expert {
+        experts: &'a Experts,
+        expert: usize,
+        is_down: bool,
+        columns: Range<usize>,
+    },
 }
 
 impl Model {
@@ -61,11 +69,19 @@ impl Model {
     pub(crate) fn layer_products(&self) -> impl Iterator<Item = Product<'_>> {
         self.layers.iter().enumerate().flat_map(|(index, block)| {
             let (shape, name) = (self.config.block(index), format!("model.layers.{index}"));
-            let mut products: Vec<Product<'_>> = shape
-                .projections()
-                .into_iter()
-                .flat_map(|shape| products(shape, &name, block.group(shape.kind).projections()))
-                .collect();
+            let of_shape = |shape: &ProjectionShape| {
+                products(shape, &name, block.group(shape.kind).projections())
+            };
+            let mut products: Vec<Product<'_>> = shape.projections().flat_map(of_shape).collect();
+            if let Some(experts) = shape.experts() {
+                // The norm before experts is a separate kernel, because the router takes its output,
+                // too.
+                for product in &mut products[1..] {
+                    product.prologue = Prologue::None;
+                    product.epilogue = Epilogue::None;
+                }
+                products.extend(routers(experts, &name, block));
+            }
             if index == 0 {
                 // Nothing is added to the residual stream before the first norm, so that norm is a
                 // separate kernel.
@@ -100,11 +116,11 @@ impl Model {
     }
 
     /// Returns the parts of a block, with their names relative to the block.
-    fn parts_of<'a>(&self, index: usize, block: &'a Block) -> Vec<(&'static str, ModelTensor<'a>)> {
+    fn parts_of<'a>(&self, index: usize, block: &'a Block) -> Vec<(String, ModelTensor<'a>)> {
         let shape = self.config.block(index);
-        let [qkv, output, gate_up, down] = shape
+        let projections = shape
             .projections()
-            .map(|shape| projection_parts(shape, block.group(shape.kind).projections()));
+            .flat_map(|shape| projection_parts(shape, block.group(shape.kind).projections()));
         let (MixerShape::Attention(attention), Mixer::Attention(of_model)) =
             (&shape.mixer, &block.mixer);
         let head_norms = attention
@@ -114,18 +130,68 @@ impl Model {
             .zip([&of_model.q_norm, &of_model.k_norm])
             .filter_map(|(name, norm)| Some((name, ModelTensor::Norm(norm.as_ref()?))));
 
-        let mut parts = vec![(shape.mixer_norm, ModelTensor::Norm(&block.mixer_norm))];
-        parts.extend(qkv);
-        parts.extend(head_norms);
-        parts.extend(output);
-        parts.push((
-            shape.feed_forward_norm,
-            ModelTensor::Norm(&block.feed_forward_norm),
-        ));
-        parts.extend(gate_up);
-        parts.extend(down);
+        let norms = [
+            (shape.mixer_norm, &block.mixer_norm),
+            (shape.feed_forward_norm, &block.feed_forward_norm),
+        ];
+        let norms = norms.map(|(name, norm)| (name, ModelTensor::Norm(norm)));
+        let mut parts: Vec<_> = norms
+            .into_iter()
+            .chain(head_norms)
+            .chain(projections)
+            .map(|(name, part)| (name.to_string(), part))
+            .collect();
+        if let Some((experts, mixture)) = shape.experts().zip(block.mixture()) {
+            parts.extend(expert_parts(experts, mixture));
+        }
         parts
     }
+}
+
+/// Returns the matmul of the router of the block with the name `block`, and of the gate of the
+/// expert that all tokens have.
+fn routers<'a>(
+    shape: &ExpertsShape,
+    block: &str,
+    of_model: &'a Block,
+) -> impl Iterator<Item = Product<'a>> {
+    let mixture = of_model.mixture();
+    let router =
+        mixture.map(|mixture| Product::plain(shape.router_of(block).name, &mixture.router));
+    let shared = mixture.and_then(|mixture| mixture.shared.as_ref());
+    let gate = shape.shared_gate_of(block).zip(shared);
+    let gate = gate.map(|(layer, shared)| Product::plain(layer.name, &shared.gate));
+    router.into_iter().chain(gate)
+}
+
+/// Returns the parts of a mixture of experts other than its projections, with their names relative
+/// to the block.
+fn expert_parts<'a>(shape: &ExpertsShape, mixture: &'a Mixture) -> Vec<(String, ModelTensor<'a>)> {
+    let whole = |projection: &'a Projection| ModelTensor::Projection {
+        projection,
+        columns: 0..projection.dims()[1],
+    };
+    let mut parts = vec![(shape.router_layer.to_string(), whole(&mixture.router))];
+    if let Some((shape, shared)) = shape.shared.as_ref().zip(mixture.shared.as_ref()) {
+        parts.push((shape.gate.to_string(), whole(&shared.gate)));
+    }
+    let [gate, up, down] = shape.layers;
+    let width = shape.intermediate;
+    for expert in 0..shape.router.experts {
+        let name = |layer: &str| format!("{}.{expert}.{layer}", shape.name);
+        let part = |is_down, columns| ModelTensor::Expert {
+            experts: &mixture.experts,
+            expert,
+            is_down,
+            columns,
+        };
+        parts.extend([
+            (name(gate), part(false, 0..width)),
+            (name(up), part(false, width..2 * width)),
+            (name(down), part(true, 0..shape.hidden)),
+        ]);
+    }
+    parts
 }
 
 /// Returns the matmuls of a projection of the block with the name `block`.

@@ -3,11 +3,12 @@
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_marlin::experts::QuantExperts;
 use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
 use marlin_format::WeightFormat;
 
-use super::Projection;
-use crate::architectures::LayerShape;
+use super::{DenseExperts, Experts, Projection};
+use crate::architectures::{ExpertsShape, LayerShape};
 
 /// A source of weights by name. Names have no suffix `.weight`, as in
 /// `model.layers.0.self_attn.q_proj`.
@@ -30,6 +31,9 @@ pub(crate) trait WeightSource {
     /// Returns layers of the same K: one projection with the outputs of all layers side by side, or
     /// one projection for each layer.
     fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Self::Error>;
+
+    /// Returns the experts of the block with the name `block`.
+    fn experts(&mut self, block: &str, shape: &ExpertsShape) -> Result<Experts, Self::Error>;
 }
 
 /// Random weights, as Hugging Face initialises these models: normal with a standard deviation of
@@ -42,7 +46,7 @@ pub(crate) struct RandomWeights<'a> {
 }
 
 impl RandomWeights<'_> {
-    fn normal(&self, shape: [usize; 2]) -> Tensor<2> {
+    fn normal<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
         Tensor::random(
             shape,
             Distribution::Normal(0.0, 0.02),
@@ -70,7 +74,9 @@ impl WeightSource for RandomWeights<'_> {
         let bias = layer
             .bias
             .then(|| Tensor::zeros([n], (self.device, self.dtype)));
-        match self.format.filter(|_| layer.name != "lm_head") {
+        // Routers and heads stay float.
+        let is_quantized = layer.name.ends_with("_proj");
+        match self.format.filter(|_| is_quantized) {
             // Transposed, like the weights of checkpoints.
             None => Ok(Projection::Dense(Linear {
                 weight: Param::from_tensor(self.normal([n, k]).transpose()),
@@ -99,6 +105,33 @@ impl WeightSource for RandomWeights<'_> {
             dims: [first.dims[0], n],
             ..first.clone()
         })?])
+    }
+
+    fn experts(&mut self, _: &str, shape: &ExpertsShape) -> Result<Experts, Self::Error> {
+        let ExpertsShape {
+            router,
+            hidden,
+            intermediate,
+            ..
+        } = *shape;
+        let experts = router.experts;
+        let Some(format) = self.format else {
+            let gate_up = self.normal([experts, hidden, 2 * intermediate]);
+            return Ok(Experts::Dense(DenseExperts {
+                gate_up: Param::from_tensor(gate_up),
+                down: Param::from_tensor(self.normal([experts, intermediate, hidden])),
+                router,
+            }));
+        };
+        let activations = ActivationDtype::from(format.spec.scales.dtype);
+        Ok(Experts::Quant(QuantExperts::random(
+            router,
+            hidden,
+            intermediate,
+            format,
+            activations,
+            self.device,
+        )?))
     }
 }
 

@@ -1,4 +1,5 @@
 use burn::module::Module;
+use burn::tensor::Tensor;
 
 use super::ProjectionGroup;
 
@@ -9,4 +10,13 @@ pub struct SwiGlu {
     pub gate_up_proj: ProjectionGroup,
     /// [intermediate, hidden].
     pub down_proj: ProjectionGroup,
+}
+
+impl SwiGlu {
+    /// Maps activations [.., hidden] to [.., hidden].
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let gate_up = self.gate_up_proj.forward_joined(x);
+        let gated = marlin_nn::apply(self.gate_up_proj.epilogue(), gate_up);
+        self.down_proj.forward_joined(gated)
+    }
 }

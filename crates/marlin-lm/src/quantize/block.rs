@@ -1,7 +1,7 @@
 //! One block that is being quantised: its projections in the order in which they run.
 
-use std::array::IntoIter;
 use std::ops::Range;
+use std::vec::IntoIter;
 
 use burn::nn::Linear;
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
@@ -29,7 +29,7 @@ pub(super) struct BlockRun<'w, 'a> {
     quantized: Block,
     float: Block,
     /// The projections that have yet to run.
-    left: IntoIter<ProjectionKind, 4>,
+    left: IntoIter<ProjectionKind>,
     /// The layers that are quantised.
     layers: Vec<CalibratedLayer>,
 }
@@ -53,6 +53,7 @@ impl<'w, 'a> BlockRun<'w, 'a> {
         scales: Scales,
         block: Block,
     ) -> Self {
+        let kinds: Vec<ProjectionKind> = shape.projections().map(|shape| shape.kind).collect();
         Self {
             walk,
             name: name.into(),
@@ -60,7 +61,7 @@ impl<'w, 'a> BlockRun<'w, 'a> {
             scales,
             quantized: block.clone(),
             float: block,
-            left: ProjectionKind::ALL.into_iter(),
+            left: kinds.into_iter(),
             layers: Vec::new(),
         }
     }
@@ -87,7 +88,7 @@ impl<'w, 'a> BlockRun<'w, 'a> {
     /// Returns the next projection.
     fn projected(&mut self) -> Option<Projected<'a>> {
         let kind = self.left.next()?;
-        let plans = self.walk.plans_of(&self.name, self.shape.projection(kind));
+        let plans = self.walk.plans_of(&self.name, &self.shape, kind);
         let factors = self.scales.factors(&self.shape, kind, &plans);
         Some(Projected {
             kind,

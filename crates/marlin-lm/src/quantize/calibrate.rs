@@ -81,6 +81,9 @@ pub(super) fn calibrate(
         device,
         dtype,
     } = calibration;
+    if config.experts.is_some() {
+        return Err(ModelError::CalibratedExperts);
+    }
     let longest = samples.iter().map(Vec::len).max().unwrap_or(1);
     let dtype = choose_dtype(*dtype, checkpoint, device)?;
     let quantizer = options.method.quantizer(options.sparsity);

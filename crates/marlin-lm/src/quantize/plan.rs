@@ -11,7 +11,6 @@ use rayon::prelude::*;
 use super::overrides::Overrides;
 use super::{EMBEDDING, FileFormat, HEAD, QuantizeOptions};
 use crate::ModelError;
-use crate::architectures::ProjectionShape;
 use crate::config::ModelConfig;
 
 /// The plan for a tensor of the source, or for some of its rows.
@@ -71,8 +70,8 @@ pub(super) fn plan<'a>(
                 continue;
             }
         }
-        let projection = layer.and_then(|layer| Some((layer, projection_of(config, layer)?)));
-        let (Some((source, projection)), &[n, k]) = (projection, view.shape()) else {
+        let targets = layer.and_then(|layer| Some((layer, targets_of(config, layer, format)?)));
+        let (Some((source, layers)), &[n, k]) = (targets, view.shape()) else {
             overrides.stays(layer.unwrap_or(name));
             plans.push(Plan {
                 view,
@@ -83,7 +82,6 @@ pub(super) fn plan<'a>(
             });
             continue;
         };
-        let layers = format.names(source, &projection);
         let n = n / layers.len();
         for (index, layer) in layers.into_iter().enumerate() {
             let rows = index * n..(index + 1) * n;
@@ -178,16 +176,21 @@ fn check(
         .check(layer, k, n, &weight_format.spec, weight_format.permuted)
 }
 
-/// Returns the projection of the model that a layer with this name belongs to.
-fn projection_of(config: &ModelConfig, layer: &str) -> Option<ProjectionShape> {
+/// Returns the layers of the target for a layer of the model with this name: one, or several that the
+/// format splits it into. `None` for a layer that is not quantised.
+fn targets_of(config: &ModelConfig, layer: &str, format: FileFormat) -> Option<Vec<String>> {
     let (block, name) = layer.strip_prefix("model.layers.")?.split_once('.')?;
     let shape = config.block(block.parse().ok()?);
-    let projection = shape.projections().into_iter().find(|projection| {
+    let experts = shape.experts();
+    if experts.is_some_and(|experts| experts.expert_layer(name).is_some()) {
+        return Some(vec![layer.into()]);
+    }
+    let projection = shape.projections().find(|projection| {
         projection
             .names()
             .any(|of_projection| of_projection == name)
     })?;
-    Some(projection.clone())
+    Some(format.names(layer, projection))
 }
 
 impl Plan<'_> {

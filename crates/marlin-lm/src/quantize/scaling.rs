@@ -56,12 +56,14 @@ impl Scales {
         plans: &[&Plan<'_>],
     ) -> Factors {
         let (projection, scales) = (shape.projection(kind), self.of(kind));
-        let row = |feature| scales.map_or(1.0, |scales| scales[projection.input.channel(feature)]);
-        let rows = (0..projection.k).map(row).collect();
+        let rows = projection.map_or_else(Vec::new, |projection| {
+            let row =
+                |feature| scales.map_or(1.0, |scales| scales[projection.input.channel(feature)]);
+            (0..projection.k).map(row).collect()
+        });
         let mut columns = vec![1.0; plans.iter().map(|plan| plan.n()).sum()];
         let taker = shape
             .projections()
-            .into_iter()
             .find(|taker| taker.input.projection() == Some(kind));
         divide_last(
             &mut columns,
@@ -154,11 +156,11 @@ impl CalibrationWalk<'_> {
         let mut scales = Scales::default();
         let is_quantized = |plan: &&Plan<'_>| matches!(plan.target, Target::Quantize(_));
         for projection in shape.projections() {
-            let plans = self.plans_of(block, projection);
+            let plans = self.plans_of(block, shape, projection.kind);
             let takes = match projection.input.projection() {
                 None => true,
                 Some(origin) => self
-                    .plans_of(block, shape.projection(origin))
+                    .plans_of(block, shape, origin)
                     .last()
                     .is_some_and(is_quantized),
             };
@@ -244,7 +246,7 @@ impl CalibrationWalk<'_> {
                 None => projection
                     .input
                     .projection()
-                    .and_then(|origin| self.plans_of(block, shape.projection(origin)).pop())
+                    .and_then(|origin| self.plans_of(block, shape, origin).pop())
                     .map(|plan| format!("{}.bias", plan.source())),
             };
             // The projection may have no bias.

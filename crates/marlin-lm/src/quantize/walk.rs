@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::hidden::{Hidden, SampleBatch, budgets, unread};
 use super::plan::Plan;
 use crate::ModelError;
-use crate::architectures::{ProjectionKind, ProjectionShape};
+use crate::architectures::{BlockShape, ProjectionKind, ProjectionShape};
 use crate::config::ModelConfig;
 use crate::folder::FileWeights;
 use crate::model::{self, Attention, Block, KeyValues, Rope, Span, WeightSource};
@@ -252,14 +252,21 @@ impl<'a> CalibrationWalk<'a> {
 
     /// Returns the plans of the layers of a projection of a block, in the order of their output
     /// features.
-    pub(super) fn plans_of(&self, block: &str, projection: &ProjectionShape) -> Vec<&'a Plan<'a>> {
+    pub(super) fn plans_of(
+        &self,
+        block: &str,
+        shape: &BlockShape,
+        kind: ProjectionKind,
+    ) -> Vec<&'a Plan<'a>> {
         let is_named = |plan: &&Plan<'_>, name: &str| {
             plan.source()
                 .strip_prefix(block)
                 .is_some_and(|rest| rest.strip_prefix('.') == Some(name))
         };
-        projection
-            .names()
+        shape
+            .projection(kind)
+            .into_iter()
+            .flat_map(ProjectionShape::names)
             .flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name)))
             .collect()
     }

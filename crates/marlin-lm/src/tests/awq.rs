@@ -144,7 +144,12 @@ fn configs() -> Vec<ModelConfig> {
         let fields = json!({ "hidden_size": 64, "intermediate_size": 96, "attention_bias": bias, "mlp_bias": architecture == Architecture::Llama });
         config_of(architecture, fields)
     };
-    Architecture::ALL.into_iter().map(of).collect()
+    let is_dense = |config: &ModelConfig| config.experts.is_none();
+    Architecture::ALL
+        .into_iter()
+        .map(of)
+        .filter(is_dense)
+        .collect()
 }
 
 /// Rounding to 8 bits loses little, and scaling alone does not change the model's outputs.

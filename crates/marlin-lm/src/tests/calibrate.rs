@@ -122,6 +122,9 @@ fn gptq_is_nearer_to_the_float_model_than_rounding() {
             architecture,
             json!({ "hidden_size": 64, "intermediate_size": 96 }),
         );
+        if config.experts.is_some() {
+            continue;
+        }
         let ((_a, source), (_b, rounded), (_c, calibrated)) =
             (temporary(), temporary(), temporary());
         write_folder(

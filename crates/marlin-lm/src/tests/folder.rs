@@ -234,7 +234,7 @@ fn quantised_projections_compute_what_their_dequantised_weights_do() {
         };
         assert_eq!(joined.dims(), [64, 192 + 2 * 64]);
         assert!(matches!(
-            layer.mlp().down_proj.joined(),
+            layer.mlp().unwrap().down_proj.joined(),
             Some(Projection::Dense(_))
         ));
         let tokens = random_tokens(9, config.vocab_size, &mut rng);

@@ -137,7 +137,10 @@ fn act_order_layers_of_one_order_are_one_matmul() {
         }))
     });
     for layer in &model.layers {
-        for group in [&layer.attention().qkv_proj, &layer.mlp().gate_up_proj] {
+        for group in [
+            &layer.attention().qkv_proj,
+            &layer.mlp().unwrap().gate_up_proj,
+        ] {
             let Some(Projection::Quant(joined)) = group.joined() else {
                 panic!("one 4-bit matmul")
             };
@@ -158,12 +161,12 @@ fn layers_of_different_orders_stay_apart() {
     for layer in &model.layers {
         assert!(
             layer.attention().qkv_proj.joined().is_none()
-                && layer.mlp().gate_up_proj.joined().is_none()
+                && layer.mlp().unwrap().gate_up_proj.joined().is_none()
         );
         assert_eq!(
             (
                 layer.attention().qkv_proj.projections().len(),
-                layer.mlp().gate_up_proj.projections().len()
+                layer.mlp().unwrap().gate_up_proj.projections().len()
             ),
             (3, 2)
         );
@@ -190,7 +193,7 @@ fn float_and_quantised_layers_stay_apart() {
         )
     ));
     assert!(matches!(
-        model.layers[0].mlp().gate_up_proj.joined(),
+        model.layers[0].mlp().unwrap().gate_up_proj.joined(),
         Some(Projection::Quant(_))
     ));
     let names: Vec<String> = model.projections().map(|(name, _)| name).collect();

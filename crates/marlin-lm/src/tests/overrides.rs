@@ -175,6 +175,7 @@ fn layers_of_gptq_files_of_phi3_have_both_names() {
             spec("0.mlp.up_proj"),
             open(&target).model.layers[0]
                 .mlp()
+                .unwrap()
                 .gate_up_proj
                 .joined()
                 .is_some(),

@@ -165,7 +165,7 @@ fn a_quantised_folder_opens_and_computes_what_rounding_gives() {
         let llama = open(&target);
         assert_eq!(llama.generation.eos_token_ids, [9]);
         assert!(matches!(
-            llama.model.layers[0].mlp().down_proj.joined(),
+            llama.model.layers[0].mlp().unwrap().down_proj.joined(),
             Some(Projection::Quant(_))
         ));
         assert!(matches!(llama.model.lm_head, Some(Projection::Dense(_))));
@@ -285,7 +285,7 @@ fn excluded_layers_stay_float() {
         dense(q)
             && !dense(k)
             && !dense(v)
-            && dense(&model.layers[1].mlp().down_proj.projections()[0])
+            && dense(&model.layers[1].mlp().unwrap().down_proj.projections()[0])
     );
     assert!(
         model.layers[1]
@@ -297,6 +297,7 @@ fn excluded_layers_stay_float() {
     assert!(
         model.layers[0]
             .mlp()
+            .unwrap()
             .gate_up_proj
             .joined()
             .is_some_and(|joined| !dense(joined))

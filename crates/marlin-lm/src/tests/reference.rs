@@ -139,6 +139,58 @@ pub(crate) fn forward(config: &ModelConfig, weights: &Weights, tokens: &[u32]) -
         }
         for x in &mut stream {
             let normed = norm(&name("post_attention_layernorm.weight"), x);
+            let swiglu = |[gate, up, down]: [&str; 3], x: &Vector| {
+                let (gate, up) = (linear(&name(gate), x), linear(&name(up), x));
+                let gated = gate
+                    .iter()
+                    .zip(up)
+                    .map(|(g, up)| g / (1.0 + (-g).exp()) * up);
+                linear(&name(down), &gated.collect())
+            };
+            let sparse = ["mlp", "block_sparse_moe"]
+                .into_iter()
+                .find(|block| weights.contains_key(&name(&format!("{block}.gate.weight"))));
+            if let Some(block) = sparse {
+                let experts = config.experts.as_ref().unwrap();
+                let scores = linear(&name(&format!("{block}.gate")), &normed);
+                let sum: f64 = scores.iter().map(|score| score.exp()).sum();
+                let mut chosen: Vec<(usize, f64)> = scores
+                    .iter()
+                    .map(|score| score.exp() / sum)
+                    .enumerate()
+                    .collect();
+                chosen.sort_by(|a, b| b.1.total_cmp(&a.1));
+                chosen.truncate(experts.top_k);
+                let total = match experts.normalises {
+                    true => chosen.iter().map(|(_, weight)| weight).sum(),
+                    false => 1.0,
+                };
+                for (expert, weight) in chosen {
+                    let names = match block {
+                        "mlp" => ["gate_proj", "up_proj", "down_proj"],
+                        _ => ["w1", "w3", "w2"],
+                    }
+                    .map(|layer| format!("{block}.experts.{expert}.{layer}"));
+                    let out = swiglu([&names[0], &names[1], &names[2]], &normed);
+                    add(x, out.iter().map(|value| value * weight / total).collect());
+                }
+                if weights.contains_key(&name("mlp.shared_expert_gate.weight")) {
+                    let gate = linear(&name("mlp.shared_expert_gate"), &normed)[0];
+                    let names = [
+                        "mlp.shared_expert.gate_proj",
+                        "mlp.shared_expert.up_proj",
+                        "mlp.shared_expert.down_proj",
+                    ];
+                    let out = swiglu(names, &normed);
+                    add(
+                        x,
+                        out.iter()
+                            .map(|value| value / (1.0 + (-gate).exp()))
+                            .collect(),
+                    );
+                }
+                continue;
+            }
             let size = config.intermediate_size;
             let gate = part_of(&name("mlp"), "gate_up_proj", 0..size, "gate_proj", &normed);
             let up = part_of(

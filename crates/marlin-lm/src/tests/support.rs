@@ -47,9 +47,17 @@ pub(crate) fn config_json(fields: Value) -> Value {
 }
 
 /// Returns a config of an architecture: the config of [`config`] with a `head_dim` of 10, and with
-/// `fields` set.
+/// `fields` set. A mixture has five experts, and a Qwen 3 has them in its first layer alone.
 pub(crate) fn config_of(architecture: Architecture, fields: Value) -> ModelConfig {
     let mut json = config_json(json!({ "architectures": [architecture.class()], "head_dim": 10 }));
+    let experts = json!({
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
+        "norm_topk_prob": architecture == Architecture::Qwen3Moe,
+        "mlp_only_layers": if architecture == Architecture::Qwen3Moe { vec![1] } else { Vec::new() },
+    });
+    json.as_object_mut()
+        .unwrap()
+        .extend(experts.as_object().unwrap().clone());
     json.as_object_mut()
         .unwrap()
         .extend(fields.as_object().unwrap().clone());
@@ -71,19 +79,20 @@ pub(crate) fn random_weights(config: &ModelConfig, rng: &mut StdRng) -> Weights 
         config.num_attention_heads * config.head_dim,
         config.num_key_value_heads * config.head_dim,
     );
-    let output_bias = config.attention_bias && config.architecture != Architecture::Qwen2;
-    let mut projections = vec![
-        ("self_attn.o_proj", hidden, query, output_bias),
-        ("mlp.down_proj", hidden, intermediate, config.mlp_bias),
-    ];
+    let output_bias = config.attention_bias
+        && ![Architecture::Qwen2, Architecture::Qwen2Moe].contains(&config.architecture);
+    let mut projections = vec![("self_attn.o_proj", hidden, query, output_bias)];
+    let mut mlp = vec![("mlp.down_proj", hidden, intermediate, config.mlp_bias)];
     if config.architecture == Architecture::Phi3 {
         projections.push(("self_attn.qkv_proj", query + 2 * key_value, hidden, false));
-        projections.push(("mlp.gate_up_proj", 2 * intermediate, hidden, false));
+        mlp.push(("mlp.gate_up_proj", 2 * intermediate, hidden, false));
     } else {
         projections.extend([
             ("self_attn.q_proj", query, hidden, config.attention_bias),
             ("self_attn.k_proj", key_value, hidden, config.attention_bias),
             ("self_attn.v_proj", key_value, hidden, config.attention_bias),
+        ]);
+        mlp.extend([
             ("mlp.gate_proj", intermediate, hidden, config.mlp_bias),
             ("mlp.up_proj", intermediate, hidden, config.mlp_bias),
         ]);
@@ -95,7 +104,13 @@ pub(crate) fn random_weights(config: &ModelConfig, rng: &mut StdRng) -> Weights 
         1.0,
     );
     for layer in 0..config.num_hidden_layers {
-        for &(name, n, k, bias) in &projections {
+        let of_experts = expert_layers(config, layer);
+        let mlp = if of_experts.is_empty() { &mlp[..] } else { &[] };
+        let shared = projections
+            .iter()
+            .chain(mlp)
+            .map(|&(name, n, k, bias)| (name.to_string(), n, k, bias));
+        for (name, n, k, bias) in shared.chain(of_experts) {
             add(
                 format!("model.layers.{layer}.{name}.weight"),
                 vec![n, k],
@@ -123,7 +138,7 @@ pub(crate) fn random_weights(config: &ModelConfig, rng: &mut StdRng) -> Weights 
             1.0,
             0.5,
         );
-        if config.architecture == Architecture::Qwen3 {
+        if [Architecture::Qwen3, Architecture::Qwen3Moe].contains(&config.architecture) {
             add(
                 format!("model.layers.{layer}.self_attn.q_norm.weight"),
                 vec![config.head_dim],
@@ -148,6 +163,52 @@ pub(crate) fn random_weights(config: &ModelConfig, rng: &mut StdRng) -> Weights 
         );
     }
     weights
+}
+
+/// Returns the layers of a layer's experts: name, N, K and whether there is a bias. None for a layer
+/// without experts.
+fn expert_layers(config: &ModelConfig, layer: usize) -> Vec<(String, usize, usize, bool)> {
+    let Some(experts) = config.experts_of(layer) else {
+        return Vec::new();
+    };
+    let (hidden, intermediate) = (config.hidden_size, experts.intermediate_size);
+    let (block, [gate, up, down]) = match config.architecture {
+        Architecture::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
+        _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+    };
+    let mut layers = vec![(format!("{block}.gate"), experts.count, hidden, false)];
+    for expert in 0..experts.count {
+        let name = |layer: &str| format!("{block}.experts.{expert}.{layer}");
+        layers.extend([
+            (name(gate), intermediate, hidden, false),
+            (name(up), intermediate, hidden, false),
+            (name(down), hidden, intermediate, false),
+        ]);
+    }
+    if let Some(intermediate) = experts.shared_intermediate_size {
+        layers.extend([
+            ("mlp.shared_expert_gate".into(), 1, hidden, false),
+            (
+                "mlp.shared_expert.gate_proj".into(),
+                intermediate,
+                hidden,
+                false,
+            ),
+            (
+                "mlp.shared_expert.up_proj".into(),
+                intermediate,
+                hidden,
+                false,
+            ),
+            (
+                "mlp.shared_expert.down_proj".into(),
+                hidden,
+                intermediate,
+                false,
+            ),
+        ]);
+    }
+    layers
 }
 
 /// Returns the bytes of values in a file of `dtype`: F16, BF16 or otherwise F32.

@@ -34,6 +34,7 @@ impl Size {
             vocab_size: tokenizer::VOCAB_SIZE,
             hidden_size,
             intermediate_size: 3 * hidden_size,
+            experts: None,
             num_hidden_layers,
             num_attention_heads,
             num_key_value_heads,

@@ -15,6 +15,7 @@ fn small() -> ModelConfig {
         vocab_size: 32,
         hidden_size: 32,
         intermediate_size: 64,
+        experts: None,
         num_hidden_layers: 2,
         num_attention_heads: 4,
         num_key_value_heads: 2,

@@ -62,7 +62,11 @@ fn published_configs_of_other_architectures_are_read() {
         (
             qwen2.architecture,
             qwen2.attention_bias,
-            qwen2.block(0).projection(ProjectionKind::Output).bias
+            qwen2
+                .block(0)
+                .projection(ProjectionKind::Output)
+                .unwrap()
+                .bias
         ),
         (Architecture::Qwen2, true, false)
     );

@@ -151,7 +151,14 @@ fn gptq_files_of_phi3_have_gate_and_up_apart() {
         .map(f64::from)
         .collect();
     assert!(relative_error(&logits(&of_gptq, &tokens), &expected) < 1e-6);
-    assert!(of_gptq.layers[0].mlp().gate_up_proj.joined().is_some());
+    assert!(
+        of_gptq.layers[0]
+            .mlp()
+            .unwrap()
+            .gate_up_proj
+            .joined()
+            .is_some()
+    );
 
     // If gate is float, gate and up are two matmuls, with the names in the file.
     let report = quantize_as(FileFormat::Gptq, &source, &mixed, SPEC, &["re:.*gate_proj"]).unwrap();
@@ -169,7 +176,7 @@ fn gptq_files_of_phi3_have_gate_and_up_apart() {
         "mlp.down_proj",
     ];
     assert_eq!(names, expected.map(|name| format!("model.layers.0.{name}")));
-    let [gate, up] = model.layers[0].mlp().gate_up_proj.projections() else {
+    let [gate, up] = model.layers[0].mlp().unwrap().gate_up_proj.projections() else {
         panic!("two projections")
     };
     assert!(matches!(

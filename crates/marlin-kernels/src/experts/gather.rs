@@ -1,0 +1,105 @@
+use super::Routing;
+use crate::pdl::{self, launch_dependents_and_wait};
+use crate::problem::expect_length;
+use crate::ptx::U4;
+use crate::tile::RowOrder;
+use crate::{ActivationDtype, KernelError, Target};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+/// The number of units of a cube.
+pub(super) const UNITS: usize = 256;
+
+/// Operands of [`gather`]. All are contiguous.
+pub struct GatherOperands {
+    /// The activations: [tokens, K] gathered, [rows, K] sorted.
+    pub x: BufferArg,
+    /// The natural row index of each stored row of each expert's matrix [experts, K].
+    pub row_permutation: BufferArg,
+    /// The output [rows, K] in the order of experts.
+    pub out: BufferArg,
+}
+
+/// Writes rows of `k` activations in the order of experts, each with its features in the order of
+/// the stored rows of its expert's matrix (act-order), for [`multiply`](super::multiply) with
+/// [`RowOrder::Sorted`].
+///
+/// # Errors
+/// Returns an error for a buffer of the wrong length.
+pub fn gather(
+    client: &Client,
+    routing: &Routing,
+    order: RowOrder,
+    k: usize,
+    dtype: ActivationDtype,
+    operands: GatherOperands,
+) -> Result<(), KernelError> {
+    let GatherOperands {
+        x,
+        row_permutation,
+        out,
+    } = operands;
+    let problem = format!("{} rows of {k} features", routing.rows());
+    let (rows, tokens) = match order {
+        RowOrder::Gathered => (routing.count, Some(routing.of_rows(&routing.tokens))),
+        _ => (routing.rows(), None),
+    };
+    expect_length(&problem, "activations", rows * k, x.len())?;
+    let stored = routing.router.experts * k;
+    expect_length(&problem, "row permutation", stored, row_permutation.len())?;
+    expect_length(&problem, "output", routing.rows() * k, out.len())?;
+    if routing.rows() * k == 0 {
+        return Ok(());
+    }
+    let cubes = CubeCount::new_2d(k.div_ceil(UNITS) as u32, routing.most_blocks() as u32);
+    // SAFETY: the lengths of the buffers were checked, the routing's tables have rows, tokens and
+    // experts of the problem alone, and a permutation has rows of K alone.
+    unsafe {
+        permuted_rows::launch_unchecked(
+            client,
+            cubes,
+            CubeDim::new_1d(UNITS as u32),
+            x,
+            row_permutation,
+            routing.blocks(),
+            tokens.into(),
+            out,
+            k as u32,
+            pdl::is_supported(&Target::of(client)),
+            dtype.elem(),
+        );
+    }
+    pdl::make_edge_programmatic(client);
+    Ok(())
+}
+
+/// Writes the rows of a block, a unit for each feature.
+#[cube(launch_unchecked)]
+pub(super) fn permuted_rows<F: Float>(
+    x: &[F],
+    row_permutation: &[u32],
+    row_blocks: &[U4],
+    tokens: ComptimeOption<&[u32]>,
+    out: &mut [F],
+    k: u32,
+    #[comptime] uses_pdl: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    launch_dependents_and_wait(uses_pdl);
+    let feature = CUBE_POS_X * comptime!(UNITS as u32) + UNIT_POS_X;
+    let blocks = row_blocks[0].extract(0usize);
+    if CUBE_POS_Y < blocks && feature < k {
+        let block = row_blocks[(1 + CUBE_POS_Y) as usize];
+        let source = row_permutation[(block.extract(0usize) * k + feature) as usize];
+        let first = block.extract(1usize);
+        for row in first..first + block.extract(2usize) {
+            let mut from = row;
+            #[comptime]
+            match tokens {
+                ComptimeOption::Some(tokens) => from = tokens[row as usize],
+                ComptimeOption::None => {}
+            }
+            out[(row * k + feature) as usize] = x[(from * k + source) as usize];
+        }
+    }
+}

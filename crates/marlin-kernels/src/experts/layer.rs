@@ -1,0 +1,149 @@
+use super::{
+    ExpertOperands, GatherOperands, LayerPlan, RouteOperands, Router, Routing, combine, gather,
+    multiply, route,
+};
+use crate::tile::{Launch, RowOrder};
+use crate::{KernelError, QuantProblem, WeightBuffers};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use marlin_format::WeightDescriptor;
+
+/// Operands of [`layer`]. All are contiguous, at addresses that are multiples of 16.
+pub struct LayerOperands {
+    /// The activations [tokens, hidden].
+    pub x: BufferArg,
+    /// The router's logits, and what chooses experts beside them.
+    pub route: RouteOperands,
+    /// The weight of gates and ups of all experts [experts, hidden, 2 x intermediate], in the tile
+    /// layout.
+    pub gate_up: WeightBuffers,
+    /// Its biases [experts, 2 x intermediate].
+    pub gate_up_bias: Option<BufferArg>,
+    /// The weight of down of all experts [experts, intermediate, hidden], in the tile layout.
+    pub down: WeightBuffers,
+    /// Its biases [experts, hidden].
+    pub down_bias: Option<BufferArg>,
+    /// The output [tokens, hidden].
+    pub out: BufferArg,
+}
+
+/// Computes a layer of experts with SwiGLU from its router's logits: the weighted sum of the outputs
+/// of each token's experts. The problems' M is the number of rows, tokens x `top_k`; the epilogue of
+/// the first is SwiGLU. Rows of weights with act-order are permuted by [`gather`].
+///
+/// # Errors
+/// The errors of [`route`], [`multiply`] and [`combine`].
+pub fn layer(
+    client: &Client,
+    router: Router,
+    gate_up: &QuantProblem,
+    down: &QuantProblem,
+    plan: &LayerPlan,
+    operands: LayerOperands,
+) -> Result<(), KernelError> {
+    let LayerOperands {
+        x,
+        route: of_router,
+        gate_up: gate_up_weight,
+        gate_up_bias,
+        down: down_weight,
+        down_bias,
+        out,
+    } = operands;
+    let (tokens, dtype) = (gate_up.m / router.top_k.max(1), gate_up.activations);
+    let routing = route(client, router, tokens, plan.block_rows, of_router)?;
+    let temporary = |features: usize| {
+        let elements = routing.rows() * features;
+        let handle = client.empty(elements.max(1) * dtype.elem().size());
+        // SAFETY: the buffer was allocated with these elements.
+        move || unsafe { BufferArg::from_raw_parts(handle.clone(), elements) }
+    };
+    let (gated, rows) = (temporary(gate_up.outputs()), temporary(down.n()));
+    for (problem, order, launch, x, weight, bias, out) in [
+        (
+            gate_up,
+            RowOrder::Gathered,
+            &plan.gate_up,
+            x,
+            gate_up_weight,
+            gate_up_bias,
+            gated(),
+        ),
+        (
+            down,
+            RowOrder::Sorted,
+            &plan.down,
+            gated(),
+            down_weight,
+            down_bias,
+            rows(),
+        ),
+    ] {
+        let operands = ExpertOperands {
+            x,
+            weight,
+            bias,
+            out,
+        };
+        multiply_permuted(client, problem, order, launch, &routing, operands)?;
+    }
+    combine(client, &routing, down.n(), dtype, rows(), None, out)
+}
+
+/// Multiplies like [`multiply`], also by weights with act-order.
+fn multiply_permuted(
+    client: &Client,
+    problem: &QuantProblem,
+    order: RowOrder,
+    launch: &Launch,
+    routing: &Routing,
+    operands: ExpertOperands,
+) -> Result<(), KernelError> {
+    let ExpertOperands {
+        x,
+        mut weight,
+        bias,
+        out,
+    } = operands;
+    let Some(row_permutation) = weight.row_permutation.take() else {
+        let operands = ExpertOperands {
+            x,
+            weight,
+            bias,
+            out,
+        };
+        return multiply(client, problem, order, launch, routing, operands);
+    };
+    let (k, dtype) = (problem.k(), problem.activations);
+    let elements = routing.rows() * k;
+    let permuted = client.empty(elements.max(1) * dtype.elem().size());
+    // SAFETY: the buffer was allocated with these elements.
+    let permuted = || unsafe { BufferArg::from_raw_parts(permuted.clone(), elements) };
+    let gathered = GatherOperands {
+        x,
+        row_permutation,
+        out: permuted(),
+    };
+    gather(client, routing, order, k, dtype, gathered)?;
+    let in_order = QuantProblem {
+        weight: WeightDescriptor {
+            format: problem.weight.format.with_permutation(false),
+            ..problem.weight
+        },
+        ..*problem
+    };
+    let operands = ExpertOperands {
+        x: permuted(),
+        weight,
+        bias,
+        out,
+    };
+    multiply(
+        client,
+        &in_order,
+        RowOrder::Sorted,
+        launch,
+        routing,
+        operands,
+    )
+}
