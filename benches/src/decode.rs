@@ -8,6 +8,7 @@ use burn::tensor::{Device, FloatDType};
 use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use marlin_format::{GroupSize, QuantSpec, WeightValue};
+use marlin_lm::model::{Block, Experts};
 use marlin_lm::{CacheFormat, Engine, Model, ModelConfig, Projection, RequestParams};
 use serde::Serialize;
 use serde_json::json;
@@ -67,6 +68,10 @@ pub enum Preset {
     Llama3Eight,
     #[value(name = "llama-2-70b")]
     Llama2Seventy,
+    #[value(name = "qwen3-30b-a3b")]
+    Qwen3Thirty,
+    #[value(name = "mixtral-8x7b")]
+    Mixtral,
     /// The shipped model of this project.
     #[value(name = "train-tiny-llama")]
     Shipped,
@@ -130,6 +135,19 @@ impl Preset {
             Self::Llama2Seven => config(4096, 11008, 32, 32, 32, 32000, 4096, 1e4),
             Self::Llama3Eight => config(4096, 14336, 32, 32, 8, 128_256, 131_072, 5e5),
             Self::Llama2Seventy => config(8192, 28672, 80, 64, 8, 32000, 4096, 1e4),
+            Self::Qwen3Thirty => json!({
+                "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144,
+                "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "rope_theta": 1e6,
+                "max_position_embeddings": 40_960, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+                "norm_topk_prob": true, "eos_token_id": 2,
+            })
+            .to_string(),
+            Self::Mixtral => json!({
+                "architectures": ["MixtralForCausalLM"], "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14336,
+                "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32_768,
+                "num_local_experts": 8, "num_experts_per_tok": 2, "eos_token_id": 2,
+            })
+            .to_string(),
             Self::Shipped => {
                 include_str!("../../examples/train-tiny-llama/model/config.json").to_owned()
             }
@@ -201,8 +219,8 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
                     .map_err(failed)?;
             }
             let built = Arc::new(built);
-            let bytes = weight_bytes(&built);
             for &batch in &args.batch {
+                let bytes = weight_bytes(&built, batch);
                 let page_sizes = args.page_size.iter();
                 for (&new_tokens, &page_size) in (args.new_tokens.iter())
                     .flat_map(|new_tokens| page_sizes.clone().map(move |size| (new_tokens, size)))
@@ -250,21 +268,36 @@ pub fn value_name(value: impl ValueEnum) -> String {
 
 /// Returns the bytes of a model in f16.
 fn float_bytes(config: &ModelConfig) -> usize {
-    let attention = config.hidden_size * (2 * config.query_size() + 2 * config.key_value_size());
-    let layer = attention + 3 * config.hidden_size * config.intermediate_size;
-    2 * (config.num_hidden_layers * layer + 2 * config.vocab_size * config.hidden_size)
+    config.sizes(None, FloatDType::F16).bytes()
 }
 
-/// Returns the bytes of weights that a step reads: all except the embedding, of which a step reads
-/// one row per sequence.
-fn weight_bytes(model: &Model) -> usize {
+/// Returns the bytes of weights that a step of `rows` sequences reads: all except the embedding, of
+/// which a step reads one row per sequence, and the experts that no sequence has, if each chooses
+/// its experts at random.
+fn weight_bytes(model: &Model, rows: usize) -> usize {
     let config = model.config();
     let norms = 2 * (2 * config.num_hidden_layers + 1) * config.hidden_size;
     let projections = model.projections().map(|(_, projection)| match projection {
         Projection::Dense(linear) => 2 * linear.weight.shape().num_elements(),
         Projection::Quant(linear) => linear.weight().size_bytes(),
     });
-    norms + projections.sum::<usize>()
+    let experts = model
+        .layers
+        .iter()
+        .filter_map(Block::mixture)
+        .map(|mixture| {
+            let bytes = match &mixture.experts {
+                Experts::Quant(experts) => experts.size_bytes(),
+                Experts::Dense(experts) => {
+                    2 * (experts.gate_up.shape().num_elements()
+                        + experts.down.shape().num_elements())
+                }
+            };
+            let router = mixture.experts.router();
+            let others = 1.0 - router.top_k as f64 / router.experts as f64;
+            (bytes as f64 * (1.0 - others.powi(rows as i32))) as usize
+        });
+    norms + projections.sum::<usize>() + experts.sum::<usize>()
 }
 
 /// The time to the first token of every sequence, and the mean time of each later step, in seconds.

@@ -18,9 +18,10 @@ use marlin_kernels::experts::{
     ExpertOperands, LayerPlan, RouteOperands, Router, RouterScores, Routing, combine,
     expected_row_blocks, launches, multiply, plan, route,
 };
+use marlin_kernels::matmul::few_columns::{self, FewColumnsOperands};
 use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
 use marlin_kernels::tile::{Launch, RowOrder};
-use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, QuantProblem, Target};
+use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, Kernel, QuantProblem, Target};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -301,25 +302,34 @@ impl<'a> Bench<'a> {
             n: layer.experts,
             dtype: DTYPE,
         };
-        let kernel = lm_head::plan(&head, &target);
-        let router = |i: usize, kernel| {
-            let operands = LmHeadOperands {
-                x: buffer(&x_of(i), tokens * layer.hidden),
-                weight: buffer(&self.router, layer.experts * layer.hidden),
-                out: buffer(&call.logits, tokens * layer.experts),
-            };
-            lm_head::launch(client, &head, kernel, operands)
+        let kernel = marlin_kernels::plan(head, &target).kernel;
+        let router = |i: usize| {
+            let (x, weight) = (
+                buffer(&x_of(i), tokens * layer.hidden),
+                buffer(&self.router, layer.experts * layer.hidden),
+            );
+            let out = buffer(&call.logits, tokens * layer.experts);
+            match kernel {
+                Kernel::FewColumns => {
+                    few_columns::launch(client, &head, FewColumnsOperands { x, weight, out })
+                }
+                Kernel::LmHead(kernel) => {
+                    lm_head::launch(client, &head, kernel, LmHeadOperands { x, weight, out })
+                }
+                _ => Ok(()),
+            }
         };
-        let router_us = kernel
-            .map(|kernel| time(client, CALLS, |i| Ok(router(i, kernel)?)))
+        let has_router = matches!(kernel, Kernel::FewColumns | Kernel::LmHead(_));
+        let router_us = has_router
+            .then(|| time(client, CALLS, |i| Ok(router(i)?)))
             .transpose()?;
         let routing_us = time(client, CALLS, |_| {
             self.route(tokens, plan.block_rows, &call.logits).map(drop)
         })?;
-        let layer_us = kernel
-            .map(|kernel| {
+        let layer_us = has_router
+            .then(|| {
                 time(client, CALLS, |i| {
-                    router(i, kernel)?;
+                    router(i)?;
                     let routing = self.route(tokens, plan.block_rows, &call.logits)?;
                     call.matmuls(i, &x_of(i), &routing)?;
                     call.sums(&routing)

@@ -76,6 +76,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
         samples,
         device: device.clone(),
         dtype,
+        route_all: false,
     };
     let method = Method::Gptq {
         order: RowOrder::default(),

@@ -2,6 +2,7 @@
 //! NaN.
 
 mod caches;
+mod few_columns;
 
 use crate::kernels::{buffer, bytes, client, values, words};
 use crate::setup::{Named, computes, float_dtype, is_cpu_runtime, trial};
@@ -11,7 +12,7 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
-use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, Target, plan};
+use marlin_kernels::{ActivationDtype, FloatProblem, Target};
 use marlin_nn::kernels::{
     EmbedArgs, RmsNormArgs, RowsShape, SequenceState, SequenceStatus, SiluMulArgs, embed, rms_norm,
     silu_mul,
@@ -50,6 +51,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         device,
         "decode::head_agrees_with_f64",
         move |device| heads(device, seed),
+    ));
+    tests.push(trial(
+        device,
+        "decode::few_columns_agree_with_f64",
+        move |device| few_columns::agrees(device, seed),
     ));
     tests.push(trial(
         device,
@@ -276,10 +282,7 @@ fn heads(device: &Device, seed: u64) {
             n: columns,
             dtype,
         };
-        let kernel_of = |rows| match plan(problem(rows), &Target::of(&client)).kernel {
-            Kernel::LmHead(kernel) => Some(kernel),
-            _ => None,
-        };
+        let kernel_of = |rows| lm_head::plan(&problem(rows), &Target::of(&client));
         let most = (1..=64)
             .take_while(|&rows| kernel_of(rows).is_some())
             .count();

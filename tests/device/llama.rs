@@ -191,6 +191,7 @@ fn gptq(device: &Device) {
         samples,
         device: device.clone(),
         dtype: None,
+        route_all: false,
     };
     let method = Method::Gptq {
         order: RowOrder::default(),

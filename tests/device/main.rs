@@ -27,6 +27,7 @@ mod layer;
 mod llama;
 mod lora;
 mod marlin;
+mod mixtures;
 mod models;
 mod pdl;
 mod plans;
@@ -83,6 +84,7 @@ fn run_tests() -> ExitCode {
         gptq::add(&mut tests, device, options.seed);
         host::add(&mut tests, device);
         engine::add(&mut tests, device);
+        mixtures::add(&mut tests, device);
         pdl::add(&mut tests, device);
         llama::add(&mut tests, device);
         plans::add(&mut tests, device);

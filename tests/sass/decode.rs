@@ -4,7 +4,7 @@ use crate::rules;
 use crate::toolchain::Compiled;
 use marlin_kernels::experts::{self, Router};
 use marlin_kernels::inspect::{KernelSource, shared_limit};
-use marlin_kernels::matmul::{gemv, lm_head};
+use marlin_kernels::matmul::{few_columns, gemv, lm_head};
 use marlin_kernels::{ActivationDtype, fp8};
 use marlin_nn::kernels::attention::{
     self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget,
@@ -60,6 +60,7 @@ pub enum Subject {
     /// The routing of tokens to experts.
     Route {
         router: Router,
+        tokens: usize,
         block_rows: usize,
         has_correction: bool,
         dtype: ActivationDtype,
@@ -68,6 +69,16 @@ pub enum Subject {
     Combine {
         top_k: usize,
         has_beside: bool,
+        dtype: ActivationDtype,
+    },
+    /// The rows of activations for weights of experts with act-order.
+    Gather {
+        of_tokens: bool,
+        dtype: ActivationDtype,
+    },
+    /// The product of a router.
+    FewColumns {
+        features: usize,
         dtype: ActivationDtype,
     },
     /// Attention of prompts on tensor cores.
@@ -89,7 +100,10 @@ impl Subject {
             Self::Head { .. } => Routine::Head,
             Self::Gemv(_) => Routine::Gemv,
             Self::Attention { .. } => Routine::Attention,
-            Self::Route { .. } | Self::Combine { .. } => Routine::Experts,
+            Self::Route { .. }
+            | Self::Combine { .. }
+            | Self::Gather { .. }
+            | Self::FewColumns { .. } => Routine::Experts,
             Self::Flash { .. } => Routine::Flash,
         }
     }
@@ -136,15 +150,29 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
         }
         Subject::Route {
             router,
+            tokens,
             block_rows,
             has_correction,
             dtype,
-        } => experts::route_source(router, block_rows, has_correction, dtype, capability)?,
+        } => experts::route_source(
+            router,
+            tokens,
+            block_rows,
+            has_correction,
+            dtype,
+            capability,
+        )?,
         Subject::Combine {
             top_k,
             has_beside,
             dtype,
         } => experts::combine_source(top_k, 8, has_beside, dtype, capability)?,
+        Subject::Gather { of_tokens, dtype } => {
+            experts::gather_source(of_tokens, dtype, capability)?
+        }
+        Subject::FewColumns { features, dtype } => {
+            few_columns::source(features, dtype, capability)?
+        }
         Subject::Flash {
             head_dim,
             page_size,

@@ -105,15 +105,18 @@ fn experts() -> Vec<(String, Subject)> {
             scores,
             normalises,
         };
-        subjects.push((
-            format!("routing to {top_k} of {experts} experts {dtype}"),
-            Subject::Route {
-                router,
-                block_rows: 16,
-                has_correction: scores == RouterScores::Sigmoid,
-                dtype,
-            },
-        ));
+        for (tokens, block_rows, of) in [(1, 8, " of one token"), (300, 16, "")] {
+            subjects.push((
+                format!("routing{of} to {top_k} of {experts} experts {dtype}"),
+                Subject::Route {
+                    router,
+                    tokens,
+                    block_rows,
+                    has_correction: scores == RouterScores::Sigmoid,
+                    dtype,
+                },
+            ));
+        }
         subjects.push((
             format!("sums of {top_k} of {experts} experts {dtype}"),
             Subject::Combine {
@@ -121,6 +124,18 @@ fn experts() -> Vec<(String, Subject)> {
                 has_beside: normalises,
                 dtype,
             },
+        ));
+    }
+    for (of_tokens, rows, dtype) in [(true, "tokens", F16), (false, "rows", BF16)] {
+        subjects.push((
+            format!("act-order of {rows} of experts {dtype}"),
+            Subject::Gather { of_tokens, dtype },
+        ));
+    }
+    for (features, dtype) in [(2048, BF16), (2880, BF16), (4096, F16)] {
+        subjects.push((
+            format!("router of {features} features {dtype}"),
+            Subject::FewColumns { features, dtype },
         ));
     }
     subjects

@@ -32,6 +32,8 @@ mod book {
     mod decode {}
     #[doc = include_str!("../../book/src/design.md")]
     mod design {}
+    #[doc = include_str!("../../book/src/mixtures.md")]
+    mod mixtures {}
     #[doc = include_str!("../../book/src/errors.md")]
     mod errors {}
     #[doc = include_str!("../../README.md")]

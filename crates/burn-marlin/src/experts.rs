@@ -11,7 +11,7 @@ use burn::backend::Dispatch;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
 use marlin_format::{PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFormat};
-use marlin_kernels::{ActivationDtype, Epilogue, Runtime};
+use marlin_kernels::{ActivationDtype, Epilogue, Plan, QuantProblem, Runtime};
 
 pub use marlin_kernels::experts::{MAX_TOP_K, Router, RouterScores};
 pub use weights::dense_weights;
@@ -268,10 +268,28 @@ impl QuantExperts {
         if target.runtime == Runtime::Flex {
             return cfg!(feature = "flex");
         }
+        let [gate_up, down] = self.problems(1, dtype);
+        experts::has_plan(&gate_up, &down, &target)
+    }
+
+    /// Returns the matmuls of the layer for a number of tokens: of gates and ups, and of down. M is
+    /// the number of rows, one for each expert of each token.
+    fn problems(&self, tokens: usize, dtype: FloatDType) -> [QuantProblem; 2] {
         let dtype = activation_dtype(dtype.into()).unwrap_or(ActivationDtype::F32);
-        let [gate_up, down] =
-            [&self.gate_up, &self.down].map(|weight| weight.problem(self.router.top_k, dtype));
-        experts::has_plan(&gate_up.with_epilogue(Epilogue::SwiGlu), &down, &target)
+        let rows = tokens * self.router.top_k;
+        let gate_up = self.gate_up.problem(rows, dtype);
+        [
+            gate_up.with_epilogue(Epilogue::SwiGlu),
+            self.down.problem(rows, dtype),
+        ]
+    }
+
+    /// Returns the matmuls of the layer for a number of tokens, of gates and ups and of down, each
+    /// with the kernel that runs it on the weights' device and the reason for the choice.
+    pub fn plans(&self, tokens: usize, dtype: FloatDType) -> [(QuantProblem, Plan); 2] {
+        let problems = self.problems(tokens, dtype);
+        let plans = experts::plans(problems, tokens, &target(&self.gate_up.device()));
+        std::array::from_fn(|matmul| (problems[matmul], plans[matmul]))
     }
 
     /// Returns the float weights of all experts in `dtype`: of gates and ups side by side

@@ -56,6 +56,18 @@ pub enum ModelError {
         /// The name of the experts, or of the first layer that differs.
         layer: String,
     },
+    /// An expert whose weight has another format than those of the other experts of its block.
+    #[error(
+        "`{layer}` has a weight {found}, and the first expert of its block {expected}; the experts of a block must have one format"
+    )]
+    OtherExpert {
+        /// The layer of the expert.
+        layer: String,
+        /// The format of the first expert's weight.
+        expected: String,
+        /// The format of this expert's weight.
+        found: String,
+    },
     /// The gate and up projections of an expert, whose formats differ.
     #[error(
         "`{layer}` and the other projection of the same inputs have different formats; the gate and up projections of an expert are one matmul"
@@ -64,11 +76,6 @@ pub enum ModelError {
         /// The first of the layers.
         layer: String,
     },
-    /// A mixture of experts that is to be quantised with calibration.
-    #[error(
-        "experts are only rounded to nearest in this version; choose the method without calibration"
-    )]
-    CalibratedExperts,
     /// A weight that rounding to nearest cannot quantise as requested.
     #[error("{layer}")]
     Quantize {

@@ -11,6 +11,7 @@ mod servers;
 
 use crate::kernels::attention::AttentionShape;
 use burn::tensor::Device;
+use burn_marlin::experts::Router;
 use marlin_format::WeightDescriptor;
 #[cfg(feature = "cuda")]
 use marlin_kernels::additional_server;
@@ -26,6 +27,8 @@ pub struct PassShape {
     pub last_rows: usize,
     /// The matmuls of the layers.
     pub layers: Vec<LinearShape>,
+    /// The layers of quantised experts.
+    pub experts: Vec<ExpertsShape>,
     /// The matmul of the lm_head, [hidden, vocab].
     pub head: LinearShape,
 }
@@ -41,6 +44,15 @@ pub struct LinearShape {
     pub prologue: Prologue,
     /// The operation on the outputs after the matmul.
     pub epilogue: Epilogue,
+}
+
+/// A layer of quantised experts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertsShape {
+    /// How experts are chosen and weighted.
+    pub router: Router,
+    /// The weights of gates and ups side by side, and of down.
+    pub weights: [WeightDescriptor; 2],
 }
 
 /// The weight of a linear layer.

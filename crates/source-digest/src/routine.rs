@@ -29,7 +29,8 @@ pub enum Routine {
     Attention,
     /// The attention of prompts on tensor cores.
     Flash,
-    /// The routing of tokens to experts, and the weighted sums of experts' outputs.
+    /// The routers' products, the routing of tokens to experts, the gathering of rows for weights with
+    /// act-order, and the weighted sums of experts' outputs.
     Experts,
     /// The steps of `examples/ladder`.
     Ladder,
@@ -88,6 +89,8 @@ impl Routine {
             Self::Experts => &[
                 "marlin_kernels::experts::route_source",
                 "marlin_kernels::experts::combine_source",
+                "marlin_kernels::experts::gather_source",
+                "marlin_kernels::matmul::few_columns::source",
             ],
             Self::Ladder => &["ladder::source::source"],
         }

@@ -11,7 +11,7 @@ use marlin_format::checkpoint::{
     read_layer,
 };
 use marlin_kernels::{QuantProblem, device_layout, plan};
-use marlin_lm::{OpenOptions, check_folder};
+use marlin_lm::{ModelConfig, OpenOptions, check_folder};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,9 +46,23 @@ struct Quantized {
     reason: String,
 }
 
+/// The numbers of experts of a mixture.
+#[derive(Serialize)]
+struct ExpertsRow {
+    /// Of a layer.
+    experts: usize,
+    /// Of a token.
+    active: usize,
+    /// True if there is one more that all tokens have.
+    shared: bool,
+}
+
 #[derive(Serialize)]
 struct Summary {
     tensors: Vec<TensorRow>,
+    /// The experts of a mixture.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<ExpertsRow>,
     weights: usize,
     bytes: usize,
     bits_per_weight: f64,
@@ -96,8 +110,17 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
         .map(|row| row.shape.iter().product::<usize>())
         .sum();
     let bytes: usize = tensors.iter().map(|row| row.bytes).sum();
+    let config = ModelConfig::read(&dir.join("config.json")).ok();
+    let experts = config
+        .and_then(|config| config.experts)
+        .map(|of| ExpertsRow {
+            experts: of.count,
+            active: of.top_k,
+            shared: of.shared_intermediate_size.is_some(),
+        });
     let summary = Summary {
         tensors,
+        experts,
         weights,
         bytes,
         bits_per_weight: bytes as f64 * 8.0 / weights.max(1) as f64,
@@ -288,7 +311,19 @@ fn print(summary: &Summary, all: bool) -> Result<(), CliError> {
         bits_per_weight,
         ..
     } = summary;
-    Ok(output::line(&format!(
+    output::line(&format!(
         "{weights} weights in {size}: {bits_per_weight:.2} bits per weight; {layers} quantised layers"
-    ))?)
+    ))?;
+    if let Some(ExpertsRow {
+        experts,
+        active,
+        shared,
+    }) = summary.experts
+    {
+        let beside = if shared { ", and one beside them" } else { "" };
+        output::line(&format!(
+            "{experts} experts a layer, {active} active{beside}"
+        ))?;
+    }
+    Ok(())
 }

@@ -179,6 +179,7 @@ fn method(args: &QuantizeArgs, dir: &Path) -> Result<Method, CliError> {
         samples,
         device: device::open(args.device)?,
         dtype: args.dtype.map(dtype),
+        route_all: args.route_all,
     };
     if args.method == MethodName::Awq {
         return Ok(Method::Awq { calibration });

@@ -42,6 +42,8 @@ mod multiply;
 mod plan;
 #[cfg(feature = "cubecl-runtime")]
 mod route;
+#[cfg(feature = "cubecl-runtime")]
+mod route_few;
 mod router;
 #[cfg(feature = "inspect")]
 mod source;
@@ -60,4 +62,4 @@ pub use plan::{LayerPlan, expected_row_blocks, launches, plan};
 pub use route::{RouteOperands, Routing, route};
 pub use router::{MAX_TOP_K, Router, RouterScores};
 #[cfg(feature = "inspect")]
-pub use source::{combine_source, route_source};
+pub use source::{combine_source, gather_source, route_source};

@@ -1,5 +1,6 @@
 use super::Router;
 use super::choose::choose;
+use super::route_few::{choose_and_sort_few, is_few};
 use super::router::MAX_EXPERTS;
 use crate::pdl::{self, launch_dependents_and_wait};
 use crate::problem::expect_length;
@@ -11,8 +12,8 @@ use cubecl::server::Handle;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The number of units of the only cube.
-pub(super) const UNITS: usize = 1024;
+/// The number of units of the only cube for many tokens.
+const UNITS: usize = 1024;
 /// The number of threads of a warp.
 pub(super) const WARP: usize = 32;
 /// The number of counts of rows in shared memory: those of each expert among the rows of a warp.
@@ -146,29 +147,67 @@ pub fn route(
     if count == 0 {
         return Ok(routing);
     }
+    let uses_pdl = pdl::is_supported(&Target::of(client));
+    let [experts, weights, places, tokens] = [
+        &routing.experts,
+        &routing.weights,
+        &routing.places,
+        &routing.tokens,
+    ]
+    .map(|table| routing.of_rows(table));
     // SAFETY: the lengths of the buffers were checked, or they were allocated, for `count` tokens.
     unsafe {
-        choose_and_sort::launch_unchecked(
-            client,
-            CubeCount::new_single(),
-            CubeDim::new_1d(UNITS as u32),
-            logits,
-            correction.into(),
-            routing.of_rows(&routing.experts),
-            routing.of_rows(&routing.weights),
-            routing.of_rows(&routing.places),
-            routing.of_rows(&routing.tokens),
-            routing.blocks(),
-            count as u32,
-            factor,
-            router,
-            block_rows,
-            pdl::is_supported(&Target::of(client)),
-            dtype.elem(),
-        );
+        if is_few(&router, count) {
+            choose_and_sort_few::launch_unchecked(
+                client,
+                CubeCount::new_single(),
+                CubeDim::new_1d(units(&router, count) as u32),
+                logits,
+                correction.into(),
+                experts,
+                weights,
+                places,
+                tokens,
+                routing.blocks(),
+                count as u32,
+                factor,
+                router,
+                block_rows,
+                uses_pdl,
+                dtype.elem(),
+            );
+        } else {
+            choose_and_sort::launch_unchecked(
+                client,
+                CubeCount::new_single(),
+                CubeDim::new_1d(units(&router, count) as u32),
+                logits,
+                correction.into(),
+                experts,
+                weights,
+                places,
+                tokens,
+                routing.blocks(),
+                count as u32,
+                factor,
+                router,
+                block_rows,
+                uses_pdl,
+                dtype.elem(),
+            );
+        }
     }
     pdl::make_edge_programmatic(client);
     Ok(routing)
+}
+
+/// Returns the number of units of the cube for a number of tokens.
+pub(super) const fn units(router: &Router, tokens: usize) -> usize {
+    if is_few(router, tokens) {
+        tokens * WARP
+    } else {
+        UNITS
+    }
 }
 
 /// Returns the number of warps that sort rows.

@@ -14,7 +14,7 @@ use marlin_nn::{
 };
 
 pub(super) use self::graph::ModelStep;
-use self::graph::{Pass, PassGraph, State, lock};
+use self::graph::{Operations, Pass, PassGraph, State, lock};
 use self::prompts::PromptRows;
 use super::scheduler::{Executor, PromptChunk};
 use crate::model::CachePosition;
@@ -147,9 +147,9 @@ impl ModelExecutor {
     }
 
     pub(super) fn is_captured(&self) -> bool {
-        self.graphs
-            .iter()
-            .any(|(pass, graph)| matches!(pass, Pass::Step { .. }) && graph.graph.is_hardware())
+        self.graphs.iter().any(|(pass, graph)| {
+            matches!(pass, Pass::Step { .. }) && graph.operations.is_hardware()
+        })
     }
 
     /// Writes a bitmap of tokens to a row of a slot in the token table.
@@ -182,7 +182,7 @@ impl ModelExecutor {
         self.graphs
             .values()
             .next()
-            .is_some_and(|graph| graph.graph.is_hardware())
+            .is_some_and(|graph| graph.operations.is_hardware())
     }
 
     /// Starts the step that follows the last step of `size` rows, where some rows are replaced. The
@@ -224,26 +224,31 @@ impl ModelExecutor {
             let _recording = RECORDING.write().unwrap_or_else(PoisonError::into_inner);
             // Idle rows change nothing while the graph is warmed up and recorded.
             let batch = Arc::new(Mutex::new(pass.batch(model, *slots)));
+            let is_recordable = model.is_recordable();
             let (device, model, state, of_pass) =
                 (model.device(), model.clone(), state.clone(), batch.clone());
             let run: Box<dyn FnMut() + Send> = Box::new(move || {
                 let State { cache, token_table } = &mut *lock(&state);
                 model.pass(&mut lock(&of_pass), cache, token_table);
             });
-            let graph = capture(&device, run);
-            match graph.is_hardware() {
+            let operations = match is_recordable {
+                true => Operations::Graph(capture(&device, run)),
+                false => Operations::Unrecorded(run),
+            };
+            match operations.is_hardware() {
                 true => tracing::debug!(?pass, "recorded a graph"),
-                false => tracing::info!(
-                    ?pass,
-                    "this device records no graphs: operations run one by one"
-                ),
+                false => tracing::info!(?pass, "no graph was recorded: operations run one by one"),
             }
             let rows = if let Pass::Step { rows, .. } = pass {
                 vec![SequenceState::IDLE; rows]
             } else {
                 Vec::new()
             };
-            PassGraph { batch, graph, rows }
+            PassGraph {
+                batch,
+                operations,
+                rows,
+            }
         })
     }
 
@@ -411,7 +416,7 @@ impl Executor for ModelExecutor {
         let graph = self
             .graphs
             .get_mut(&pass)
-            .filter(|graph| graph.graph.is_hardware())?;
+            .filter(|graph| graph.operations.is_hardware())?;
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         Some(graph.step(pass))
     }

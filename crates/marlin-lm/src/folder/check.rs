@@ -5,8 +5,8 @@ use std::path::Path;
 use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, is_float};
+use marlin_format::{PlainWeight, WeightDescriptor};
 use marlin_text::{ChatTemplate, Message, TextError, Tokenizer};
 
 use super::reader::{HostLayer, LayerReader};
@@ -192,38 +192,7 @@ impl WeightSource for CheckedWeights<'_> {
     }
 
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Enough> {
-        let (name, [k, n]) = (layer.name.as_str(), layer.dims);
-        let checkpoint = self.files.reader.checkpoint;
-        let is_float = checkpoint
-            .info(&format!("{name}.weight"))
-            .is_some_and(|weight| is_float(weight.dtype));
-        if !self.reads_values && checkpoint.contains_layer(name) && !is_float {
-            self.skip(name);
-            return Ok(Projection::Dense(Linear {
-                weight: self.placeholder(),
-                bias: None,
-            }));
-        }
-        let read = self.files.reader.layer(layer);
-        match self.faults.keep(read) {
-            Some(HostLayer::Quantized {
-                format,
-                weight,
-                tensors,
-            }) => {
-                (self.on_layer)(name, &format, &weight);
-                self.files.finish(name, &tensors);
-                checkpoint.recycle(weight);
-            }
-            Some(HostLayer::Float) => self.check(format!("{name}.weight"), &[n, k])?,
-            None => {
-                self.skip(name);
-                self.faults.go_on()?;
-            }
-        }
-        if layer.bias {
-            self.check(format!("{name}.bias"), &[n])?;
-        }
+        self.layer(layer)?;
         Ok(Projection::Dense(Linear {
             weight: self.placeholder(),
             bias: None,
@@ -239,14 +208,115 @@ impl WeightSource for CheckedWeights<'_> {
     }
 
     fn experts(&mut self, block: &str, shape: &ExpertsShape) -> Result<Experts, Enough> {
+        let mut first: Option<[LayerKind; 3]> = None;
         for layers in shape.experts_of(block) {
-            self.projections(&layers.gate_up)?;
-            self.projection(&layers.down)?;
+            let [gate, up] = &layers.gate_up;
+            let kinds = [
+                self.layer(gate)?,
+                self.layer(up)?,
+                self.layer(&layers.down)?,
+            ];
+            if kinds.contains(&LayerKind::Broken) {
+                continue;
+            }
+            if kinds[0] != kinds[1] {
+                let layer = gate.name.clone();
+                self.faults.0.push(ModelError::NotJoined { layer });
+            }
+            let first = first.get_or_insert(kinds);
+            let names = [&gate.name, &up.name, &layers.down.name];
+            for ((name, kind), first) in names.into_iter().zip(kinds).zip(first) {
+                self.faults.0.extend(kind.differs(*first, name));
+            }
+            if kinds[0].is_float() != kinds[2].is_float() {
+                let layer = layers.down.name.clone();
+                self.faults.0.push(ModelError::MixedExperts { layer });
+            }
+            self.faults.go_on()?;
         }
         Ok(Experts::Dense(DenseExperts {
             gate_up: self.placeholder(),
             down: self.placeholder(),
             router: shape.router,
         }))
+    }
+}
+
+/// What the check finds of a layer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LayerKind {
+    /// A fault, which was reported, or a layer whose values are not read.
+    Broken,
+    Float,
+    /// A quantised layer; [`WeightFormat::permuted`](marlin_format::WeightFormat) is always false,
+    /// because one kernel multiplies by weights with act-order and by others.
+    Quantized(WeightDescriptor),
+}
+
+impl LayerKind {
+    fn is_float(self) -> bool {
+        self == Self::Float
+    }
+
+    /// Returns the fault of an expert's layer that differs from that of the first expert.
+    fn differs(self, first: Self, layer: &str) -> Option<ModelError> {
+        let layer = layer.to_string();
+        match (self, first) {
+            (Self::Quantized(found), Self::Quantized(expected)) if found != expected => {
+                Some(ModelError::OtherExpert {
+                    layer,
+                    expected: expected.to_string(),
+                    found: found.to_string(),
+                })
+            }
+            _ if self.is_float() != first.is_float() => Some(ModelError::MixedExperts { layer }),
+            _ => None,
+        }
+    }
+}
+
+impl CheckedWeights<'_> {
+    /// Checks a layer.
+    fn layer(&mut self, layer: &LayerShape) -> Result<LayerKind, Enough> {
+        let (name, [k, n]) = (layer.name.as_str(), layer.dims);
+        let checkpoint = self.files.reader.checkpoint;
+        let is_float = checkpoint
+            .info(&format!("{name}.weight"))
+            .is_some_and(|weight| is_float(weight.dtype));
+        if !self.reads_values && checkpoint.contains_layer(name) && !is_float {
+            self.skip(name);
+            return Ok(LayerKind::Broken);
+        }
+        let read = self.files.reader.layer(layer);
+        let kind = match self.faults.keep(read) {
+            Some(HostLayer::Quantized {
+                format,
+                weight,
+                tensors,
+            }) => {
+                (self.on_layer)(name, &format, &weight);
+                self.files.finish(name, &tensors);
+                let WeightDescriptor { format, k, n, .. } = weight.descriptor();
+                checkpoint.recycle(weight);
+                LayerKind::Quantized(WeightDescriptor::plain(
+                    format.with_permutation(false),
+                    k,
+                    n,
+                ))
+            }
+            Some(HostLayer::Float) => {
+                self.check(format!("{name}.weight"), &[n, k])?;
+                LayerKind::Float
+            }
+            None => {
+                self.skip(name);
+                self.faults.go_on()?;
+                LayerKind::Broken
+            }
+        };
+        if layer.bias {
+            self.check(format!("{name}.bias"), &[n])?;
+        }
+        Ok(kind)
     }
 }

@@ -9,7 +9,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_marlin::backend::activation_dtype;
 use burn_marlin::experts::QuantExperts;
 use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
-use marlin_format::PlainWeight;
+use marlin_format::{PlainWeight, WeightDescriptor};
 
 use super::OpenProgress;
 use super::reader::{HostProjection, HostWeights, LayerReader};
@@ -191,7 +191,20 @@ impl HostExperts {
             HostWeights::Separate(_) => return Err(ModelError::NotJoined { layer: name() }),
         };
         match (&mut *self, weight) {
-            (Self::Quantized(all), Some(weight)) => all.push(weight),
+            (Self::Quantized(all), Some(weight)) => {
+                let [expected, found] = [all.first().unwrap_or(&weight), &weight].map(|weight| {
+                    let WeightDescriptor { format, k, n, .. } = weight.descriptor();
+                    WeightDescriptor::plain(format.with_permutation(false), k, n)
+                });
+                if expected != found {
+                    return Err(ModelError::OtherExpert {
+                        layer: name(),
+                        expected: expected.to_string(),
+                        found: found.to_string(),
+                    });
+                }
+                all.push(weight);
+            }
             (Self::Float(all), None) => all.push(layers.to_vec()),
             (Self::Quantized(_), None) if expert == 0 => *self = Self::Float(vec![layers.to_vec()]),
             _ => return Err(ModelError::MixedExperts { layer: name() }),

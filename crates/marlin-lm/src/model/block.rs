@@ -63,6 +63,14 @@ impl Block {
         }
     }
 
+    /// Returns the mixture of experts, if the block has one, mutably.
+    pub(crate) fn mixture_mut(&mut self) -> Option<&mut Mixture> {
+        match &mut self.feed_forward {
+            FeedForward::SwiGlu(_) => None,
+            FeedForward::Experts(mixture) => Some(mixture),
+        }
+    }
+
     /// The matmuls of a projection that the block's shape lists.
     pub(crate) fn group(&self, kind: ProjectionKind) -> &ProjectionGroup {
         let attention = self.attention();

@@ -191,6 +191,19 @@ impl Model {
         self.embed_tokens.weight.lazy_device()
     }
 
+    /// Returns true if a pass reads nothing from the device, so that a graph can be recorded of it:
+    /// the device has kernels for the model's quantised experts, if it has any.
+    pub(crate) fn is_recordable(&self) -> bool {
+        let (device, dtype) = (self.device(), self.dtype());
+        self.layers
+            .iter()
+            .filter_map(Block::mixture)
+            .all(|mixture| match &mixture.experts {
+                Experts::Dense(_) => true,
+                Experts::Quant(experts) => experts.has_kernels(&device, dtype),
+            })
+    }
+
     /// Returns the stream of the device on which the weights were created: the stream of the thread
     /// that opened or created the model.
     pub(crate) fn stream(&self) -> StreamId {

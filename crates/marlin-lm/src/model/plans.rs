@@ -1,13 +1,14 @@
+use burn::tensor::FloatDType;
 use burn_marlin::ActivationDtype;
 use burn_marlin::backend::activation_dtype;
 use burn_marlin::device::target;
 use marlin_kernels::{Epilogue, FloatProblem, Plan, Problem, Prologue, plan};
 use marlin_nn::CacheShape;
-use marlin_nn::ahead::{LinearShape, LinearWeight, PassShape};
+use marlin_nn::ahead::{ExpertsShape, LinearShape, LinearWeight, PassShape};
 use marlin_nn::kernels::attention::AttentionPass;
 
 use super::products::Product;
-use super::{Block, Model, Projection};
+use super::{Block, Experts, Mixture, Model, Projection};
 
 /// A matmul of a model and its plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,8 +23,8 @@ pub struct LayerPlan {
 }
 
 impl Model {
-    /// Returns the plans of all matmuls with weights in a decode step of `rows` rows, in the order
-    /// in which the matmuls run.
+    /// Returns the plans of all matmuls with weights in a decode step of `rows` rows: those that all
+    /// tokens have in the order in which they run, then those of quantised experts, then the head.
     ///
     /// A prefill of `rows` tokens has the same plans for its layers, but the head runs only on the
     /// last tokens of prompts.
@@ -68,8 +69,17 @@ impl Model {
                 }
             }
         };
+        let of_experts = self.layers.iter().enumerate().flat_map(|(index, block)| {
+            let shape = self.config.block(index);
+            let experts = shape.experts().zip(block.mixture());
+            experts.map_or_else(Vec::new, |(shape, mixture)| {
+                let name = format!("model.layers.{index}.{}", shape.name);
+                expert_plans(&name, mixture, rows, self.dtype())
+            })
+        });
         self.layer_products()
             .map(layer_plan)
+            .chain(of_experts)
             .chain([head])
             .collect()
     }
@@ -100,13 +110,38 @@ impl Model {
                 epilogue: Epilogue::None,
             },
         };
+        let mut experts = Vec::new();
+        let mixtures = self.layers.iter().filter_map(Block::mixture);
+        for mixture in mixtures {
+            if let Experts::Quant(of_mixture) = &mixture.experts {
+                let (router, weights) = (of_mixture.router(), of_mixture.descriptors());
+                push_new(&mut experts, ExpertsShape { router, weights });
+            }
+        }
         PassShape {
             attention,
             last_rows,
             layers,
+            experts,
             head,
         }
     }
+}
+
+/// Returns the plans of the matmuls of quantised experts for `rows` tokens.
+fn expert_plans(name: &str, mixture: &Mixture, rows: usize, dtype: FloatDType) -> Vec<LayerPlan> {
+    let Experts::Quant(experts) = &mixture.experts else {
+        return Vec::new();
+    };
+    let layers = ["gate_up_proj", "down_proj"];
+    let plans = layers.into_iter().zip(experts.plans(rows, dtype));
+    plans
+        .map(|(layer, (problem, plan))| LayerPlan {
+            layer: format!("{name}.{layer}"),
+            problem: problem.into(),
+            plan,
+        })
+        .collect()
 }
 
 fn linear_shape(product: &Product<'_>) -> LinearShape {

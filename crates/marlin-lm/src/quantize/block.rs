@@ -10,6 +10,7 @@ use marlin_quant::{
     BlockRunner, CalibratedLayer, FloatActivations, GroupLayer, LayerError, LayerGroup, LayerInputs,
 };
 
+use super::experts::{Chosen, ExpertMatmul};
 use super::hidden::{SampleBatch, unread};
 use super::plan::{Plan, Target};
 use super::scaling::{Factors, Scales};
@@ -28,15 +29,24 @@ pub(super) struct BlockRun<'w, 'a> {
     scales: Scales,
     quantized: Block,
     float: Block,
-    /// The projections that have yet to run.
-    left: IntoIter<ProjectionKind>,
+    /// The matmuls that have yet to run.
+    left: IntoIter<Matmul>,
+    /// The experts of the samples' tokens, once they are known.
+    chosen: Option<Chosen>,
     /// The layers that are quantised.
     layers: Vec<CalibratedLayer>,
 }
 
-/// A projection of a block.
+/// A matmul of a block, whose layers have the same inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Matmul {
+    Projection(ProjectionKind),
+    Expert(ExpertMatmul),
+}
+
+/// A matmul of a block, with its layers.
 pub(super) struct Projected<'a> {
-    kind: ProjectionKind,
+    matmul: Matmul,
     /// The plans of its layers, in the order of their output features.
     plans: Vec<&'a Plan<'a>>,
     /// The factors of its weight.
@@ -53,7 +63,12 @@ impl<'w, 'a> BlockRun<'w, 'a> {
         scales: Scales,
         block: Block,
     ) -> Self {
-        let kinds: Vec<ProjectionKind> = shape.projections().map(|shape| shape.kind).collect();
+        let projections = shape.projections();
+        let mut left: Vec<Matmul> = projections
+            .map(|shape| Matmul::Projection(shape.kind))
+            .collect();
+        let experts = shape.experts().into_iter().flat_map(ExpertMatmul::all);
+        left.extend(experts.map(Matmul::Expert));
         Self {
             walk,
             name: name.into(),
@@ -61,7 +76,8 @@ impl<'w, 'a> BlockRun<'w, 'a> {
             scales,
             quantized: block.clone(),
             float: block,
-            left: kinds.into_iter(),
+            left: left.into_iter(),
+            chosen: None,
             layers: Vec::new(),
         }
     }
@@ -69,12 +85,11 @@ impl<'w, 'a> BlockRun<'w, 'a> {
     /// Passes the block with the weights that an earlier run has quantised.
     pub(super) fn resume(mut self, done: &Checkpoint) -> Result<(), ModelError> {
         while let Some(projected) = self.projected() {
-            self.walk
-                .pass_float(&self.name, projected.kind, &self.float)?;
+            self.pass_float(projected.matmul)?;
             let weight = self.upload(&projected.plans, read(done, &projected.plans)?);
             self.put(&projected, weight)?;
         }
-        Ok(())
+        self.pass_mixture()
     }
 
     /// Returns the quantised layers, and the tensors that AWQ has scaled.
@@ -87,21 +102,68 @@ impl<'w, 'a> BlockRun<'w, 'a> {
 
     /// Returns the next projection.
     fn projected(&mut self) -> Option<Projected<'a>> {
-        let kind = self.left.next()?;
-        let plans = self.walk.plans_of(&self.name, &self.shape, kind);
-        let factors = self.scales.factors(&self.shape, kind, &plans);
+        let matmul = self.left.next()?;
+        let plans = match (matmul, self.shape.experts()) {
+            (Matmul::Projection(kind), _) => self.walk.plans_of(&self.name, &self.shape, kind),
+            (Matmul::Expert(matmul), Some(experts)) => {
+                self.walk.plans_named(&matmul.layers(experts, &self.name))
+            }
+            (Matmul::Expert(_), None) => Vec::new(),
+        };
+        let factors = match matmul {
+            Matmul::Projection(kind) => self.scales.factors(&self.shape, kind, &plans),
+            Matmul::Expert(_) => Factors::default(),
+        };
         Some(Projected {
-            kind,
+            matmul,
             plans,
             factors,
         })
     }
 
+    /// Returns true if the outputs of a matmul are added to the hidden states. Those of a mixture
+    /// are, once all of its matmuls have run.
+    fn is_residual(&self, kind: ProjectionKind) -> bool {
+        match kind {
+            ProjectionKind::Down => self.shape.experts().is_none(),
+            _ => kind.is_residual(),
+        }
+    }
+
+    /// Passes the float hidden states through a float matmul whose outputs are added to them.
+    fn pass_float(&mut self, matmul: Matmul) -> Result<(), ModelError> {
+        match matmul {
+            Matmul::Projection(kind) if self.is_residual(kind) => {
+                self.walk.pass_float(&self.name, kind, &self.float)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds the outputs of a mixture to the hidden states, after all of its matmuls.
+    fn pass_mixture(&mut self) -> Result<(), ModelError> {
+        if self.shape.experts().is_none() || self.walk.pending.is_some() {
+            return Ok(());
+        }
+        let kind = ProjectionKind::Down;
+        self.walk.pass_float(&self.name, kind, &self.float)?;
+        self.walk.pending = Some((kind, self.quantized.clone()));
+        Ok(())
+    }
+
     /// Puts one float matmul in the place of a projection, for inputs that are not scaled. `weight`
     /// [K, N] has the values of the quantised weights, multiplied by the factors.
     fn put(&mut self, projected: &Projected<'_>, weight: Tensor<2>) -> Result<(), ModelError> {
-        let kind = projected.kind;
         let weight = projected.factors.divide(weight);
+        let kind = match projected.matmul {
+            Matmul::Projection(kind) => kind,
+            Matmul::Expert(matmul) => {
+                // The hidden states pass the attention before its experts are replaced.
+                self.walk.flush(&self.name)?;
+                matmul.replace(&mut self.quantized, weight.cast(self.walk.dtype));
+                return Ok(());
+            }
+        };
         let bias = dense(kind, &self.float).and_then(|linear| linear.bias.clone());
         let projection = Projection::Dense(Linear {
             weight: loaded(weight.cast(self.walk.dtype)),
@@ -109,7 +171,7 @@ impl<'w, 'a> BlockRun<'w, 'a> {
         });
         self.quantized.group_mut(kind).replace(projection);
         // Outputs that are not added to the hidden states leave them as they are.
-        if kind.is_residual() {
+        if self.is_residual(kind) {
             self.walk.flush(&self.name)?;
             self.walk.pending = Some((kind, self.quantized.clone()));
         }
@@ -129,12 +191,16 @@ impl<'w, 'a> BlockRun<'w, 'a> {
     /// Returns the float weights of a projection, side by side on the device in f32: those of the
     /// float block, where it has them exactly.
     fn float_weight(&self, projected: &Projected<'_>) -> Result<Tensor<2>, ModelError> {
-        let Projected { kind, plans, .. } = projected;
+        let Projected { matmul, plans, .. } = projected;
         let dtype = self.walk.dtype;
         let is_exact =
             |plan: &&Plan<'_>| dtype == FloatDType::F32 || dtype == float_dtype(plan.view.dtype());
-        match dense(*kind, &self.float).filter(|_| plans.iter().all(is_exact)) {
-            Some(linear) => Ok(linear.weight.val().cast(FloatDType::F32)),
+        let weight = match matmul {
+            Matmul::Projection(kind) => dense(*kind, &self.float).map(|linear| linear.weight.val()),
+            Matmul::Expert(matmul) => matmul.weight(&self.float),
+        };
+        match weight.filter(|_| plans.iter().all(is_exact)) {
+            Some(weight) => Ok(weight.cast(FloatDType::F32)),
             None => {
                 let weights = plans.iter().map(|plan| plan.weight());
                 Ok(self.upload(plans, weights.collect::<Result<_, _>>()?))
@@ -151,7 +217,10 @@ impl<'a> BlockRunner for BlockRun<'_, 'a> {
         while let Some(projected) = self.projected() {
             let layers = layers(&projected.plans);
             if !layers.is_empty() {
-                let scales = self.scales.has(projected.kind);
+                let scales = match projected.matmul {
+                    Matmul::Projection(kind) => self.scales.has(kind),
+                    Matmul::Expert(_) => false,
+                };
                 return Ok(Some(LayerGroup {
                     layers,
                     tokens: self.walk.tokens(),
@@ -160,11 +229,11 @@ impl<'a> BlockRunner for BlockRun<'_, 'a> {
                     handle: projected,
                 }));
             }
-            self.walk
-                .pass_float(&self.name, projected.kind, &self.float)?;
+            self.pass_float(projected.matmul)?;
             let weight = self.float_weight(&projected)?;
             self.put(&projected, weight)?;
         }
+        self.pass_mixture()?;
         Ok(None)
     }
 
@@ -174,7 +243,19 @@ impl<'a> BlockRunner for BlockRun<'_, 'a> {
         group: &LayerGroup<Projected<'a>>,
         visit: &mut dyn FnMut(LayerInputs) -> Result<(), LayerError>,
     ) -> Result<(), ModelError> {
-        let (kind, first) = (group.handle.kind, group.name());
+        let first = group.name();
+        let kind = match group.handle.matmul {
+            Matmul::Projection(kind) => kind,
+            Matmul::Expert(matmul) => {
+                let blocks = [&self.quantized, &self.float];
+                if self.chosen.is_none() {
+                    self.chosen = Some(self.walk.chosen(first, &self.quantized)?);
+                }
+                let chosen = self.chosen.get_or_insert_default();
+                return self.walk.visit_expert(first, matmul, blocks, chosen, visit);
+            }
+        };
+        let is_residual = self.is_residual(kind);
         let (block, float) = (&self.quantized, &self.float);
         self.walk.for_each_batch(first, |walk, index, hidden| {
             let float_hidden = walk.float(index).map_err(|error| unread(first, &error))?;
@@ -190,7 +271,7 @@ impl<'a> BlockRunner for BlockRun<'_, 'a> {
                 return Ok(visit(inputs, None)?);
             };
             let float_inputs = walk.inputs(kind, float, &float_hidden, of_batch);
-            if !kind.is_residual() {
+            if !is_residual {
                 let float = FloatActivations::Inputs(rows(float_inputs));
                 return Ok(visit(inputs, Some(float))?);
             }
@@ -209,7 +290,12 @@ impl<'a> BlockRunner for BlockRun<'_, 'a> {
         if self.walk.quantizer.needs_calibration() {
             self.walk.release_memory(group.name())?;
         }
-        release_before(projected.kind, &mut self.float, &self.quantized);
+        // The float outputs of a mixture are computed after all of its matmuls.
+        if let Matmul::Projection(kind) = projected.matmul
+            && self.shape.experts().is_none()
+        {
+            release_before(kind, &mut self.float, &self.quantized);
+        }
         Ok(projected.factors.multiply(self.float_weight(projected)?))
     }
 

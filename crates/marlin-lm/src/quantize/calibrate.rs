@@ -37,6 +37,9 @@ pub struct Calibration {
     /// The dtype of activations. The default is the checkpoint's dtype if the device computes in
     /// it, otherwise f32.
     pub dtype: Option<FloatDType>,
+    /// True to calibrate every expert of a mixture with all tokens, false with those that its router
+    /// sends to it. An expert without tokens is rounded.
+    pub route_all: bool,
 }
 
 /// Checks that a model supports all samples.
@@ -80,10 +83,8 @@ pub(super) fn calibrate(
         samples,
         device,
         dtype,
+        ..
     } = calibration;
-    if config.experts.is_some() {
-        return Err(ModelError::CalibratedExperts);
-    }
     let longest = samples.iter().map(Vec::len).max().unwrap_or(1);
     let dtype = choose_dtype(*dtype, checkpoint, device)?;
     let quantizer = options.method.quantizer(options.sparsity);
@@ -100,6 +101,7 @@ pub(super) fn calibrate(
         plans,
         quantizer: &*quantizer,
         awq: options.method.awq(),
+        route_all: calibration.route_all,
         device,
         dtype,
         rope: Rope::new(config, longest, device),

@@ -2,6 +2,7 @@
 
 mod block;
 mod calibrate;
+mod experts;
 mod folder;
 mod format;
 pub(crate) mod hidden;

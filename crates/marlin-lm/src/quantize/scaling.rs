@@ -15,7 +15,7 @@ use super::plan::{Plan, Target};
 use super::refused;
 use super::walk::{CalibrationWalk, rows, side_by_side};
 use crate::ModelError;
-use crate::architectures::{BlockShape, ProjectionKind, ProjectionShape};
+use crate::architectures::{BlockShape, Input, ProjectionKind, ProjectionShape};
 use crate::folder::float_dtype;
 use crate::model::Block;
 use crate::save::{bytes, rounded};
@@ -92,7 +92,8 @@ fn divide_last(values: &mut [f32], scales: &[f32]) {
         .for_each(|(value, scale)| *value /= scale);
 }
 
-/// The factors of the rows and of the columns of a projection's weights [K, N].
+/// The factors of the rows and of the columns of a projection's weights [K, N]; none if all are 1.
+#[derive(Default)]
 pub(super) struct Factors {
     rows: Vec<f32>,
     columns: Vec<f32>,
@@ -158,7 +159,8 @@ impl CalibrationWalk<'_> {
         for projection in shape.projections() {
             let plans = self.plans_of(block, shape, projection.kind);
             let takes = match projection.input.projection() {
-                None => true,
+                // The router of a mixture takes the same norm's outputs, and stays as it is.
+                None => projection.input == Input::MixerNorm || shape.experts().is_none(),
                 Some(origin) => self
                     .plans_of(block, shape, origin)
                     .last()

@@ -28,6 +28,8 @@ pub(super) struct CalibrationWalk<'a> {
     pub(super) quantizer: &'a dyn Quantizer,
     /// True if inputs are scaled before weights are quantised.
     pub(super) awq: bool,
+    /// True if every expert is calibrated with all tokens.
+    pub(super) route_all: bool,
     pub(super) device: &'a Device,
     pub(super) dtype: FloatDType,
     pub(super) rope: Rope,
@@ -64,7 +66,13 @@ impl<'a> CalibrationWalk<'a> {
             let seq = samples[0].len();
             let is_flash = has_flash && seq <= decode::MAX_PASS_ROWS;
             // The outputs of gate and up, and without flash attention the scores in f32.
-            let mlp = 2 * self.config.intermediate_size * DType::from(self.dtype).size();
+            let widths = self
+                .config
+                .experts
+                .iter()
+                .map(|of| of.top_k * of.intermediate_size);
+            let width = widths.fold(self.config.intermediate_size, usize::max);
+            let mlp = 2 * width * DType::from(self.dtype).size();
             let widest = if is_flash {
                 mlp
             } else {
@@ -179,7 +187,8 @@ impl<'a> CalibrationWalk<'a> {
         }
     }
 
-    /// Returns the outputs of a projection of a block for hidden states [samples, seq, hidden].
+    /// Returns the outputs of a projection of a block for hidden states [samples, seq, hidden]. The
+    /// outputs of the last one are those of the feed-forward network, a mixture included.
     pub(super) fn outputs(
         &self,
         kind: ProjectionKind,
@@ -187,9 +196,14 @@ impl<'a> CalibrationWalk<'a> {
         hidden: &Tensor<3>,
         rows: Option<&model::PassBatch>,
     ) -> Tensor<3> {
-        layer
-            .group(kind)
-            .forward_joined(self.inputs(kind, layer, hidden, rows))
+        match (kind, layer.mixture()) {
+            (ProjectionKind::Down, Some(mixture)) => {
+                mixture.forward(layer.feed_forward_norm.forward(hidden.clone()))
+            }
+            _ => layer
+                .group(kind)
+                .forward_joined(self.inputs(kind, layer, hidden, rows)),
+        }
     }
 
     /// Returns the inputs [samples, seq, K] of a projection of a block, computed from the hidden
@@ -269,6 +283,12 @@ impl<'a> CalibrationWalk<'a> {
             .flat_map(ProjectionShape::names)
             .flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name)))
             .collect()
+    }
+
+    /// Returns the plans of layers with these names, in their order.
+    pub(super) fn plans_named(&self, names: &[String]) -> Vec<&'a Plan<'a>> {
+        let named = |name: &String| self.plans.iter().find(|plan| plan.source() == name);
+        names.iter().filter_map(named).collect()
     }
 
     /// Returns the number of tokens of all samples.

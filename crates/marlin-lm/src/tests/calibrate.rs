@@ -9,7 +9,7 @@ use std::path::Path;
 use burn::tensor::Device;
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype};
 use marlin_format::{GroupSize, QuantSpec, Sparsity};
-use marlin_quant::QuantError;
+use marlin_quant::{LayerLoss, QuantError};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use serde_json::json;
@@ -49,6 +49,7 @@ pub(super) fn gptq(samples: &[Vec<u32>]) -> QuantizeOptions {
         samples: samples.to_vec(),
         device: Device::flex(),
         dtype: None,
+        route_all: false,
     };
     let method = Method::Gptq {
         order: RowOrder::WithinGroups,
@@ -114,6 +115,15 @@ pub(super) fn divergence(source: &Path, target: &Path, samples: &[Vec<u32>]) -> 
     found[1].against.as_ref().unwrap().divergence.mean
 }
 
+/// Returns true if a layer was calibrated with all tokens, or an expert with those that chose it. An
+/// expert with few tokens is rounded.
+pub(super) fn has_seen(loss: &LayerLoss, tokens: usize) -> bool {
+    match loss.layer.contains(".experts.") {
+        true => loss.tokens <= tokens && (!loss.fell_back || loss.tokens < 128),
+        false => loss.tokens == tokens && !loss.fell_back,
+    }
+}
+
 #[test]
 fn gptq_is_nearer_to_the_float_model_than_rounding() {
     let mut rng = rng();
@@ -122,9 +132,6 @@ fn gptq_is_nearer_to_the_float_model_than_rounding() {
             architecture,
             json!({ "hidden_size": 64, "intermediate_size": 96 }),
         );
-        if config.experts.is_some() {
-            continue;
-        }
         let ((_a, source), (_b, rounded), (_c, calibrated)) =
             (temporary(), temporary(), temporary());
         write_folder(
@@ -146,11 +153,22 @@ fn gptq_is_nearer_to_the_float_model_than_rounding() {
         let tokens = samples.iter().map(Vec::len).sum::<usize>();
         for layer in &report.quantized {
             let loss = layer.loss.as_ref().unwrap();
-            assert_eq!(
-                (&loss.layer, loss.tokens, loss.fell_back),
-                (&layer.name, tokens, false)
-            );
-            assert!(loss.loss.is_some_and(|loss| loss > 0.0));
+            assert_eq!(loss.layer, layer.name);
+            assert!(has_seen(loss, tokens), "{loss:?}, {tokens} tokens");
+            assert!(loss.loss.is_some_and(|loss| loss > 0.0) || loss.fell_back);
+        }
+        if let Some(experts) = &config.experts {
+            let of_gates = report.quantized.iter().filter(|layer| {
+                let (name, is_expert) = (&layer.name, layer.name.contains(".experts."));
+                is_expert && (name.ends_with("up_proj") || name.ends_with("w3"))
+            });
+            let layers = (0..config.num_hidden_layers)
+                .filter(|&layer| config.experts_of(layer).is_some())
+                .count();
+            let sum: usize = of_gates
+                .filter_map(|layer| Some(layer.loss.as_ref()?.tokens))
+                .sum();
+            assert_eq!(sum, layers * experts.top_k * tokens, "{architecture}");
         }
         assert!(!calibrated.with_file_name("model.partial").exists());
         let [before, after] =
@@ -377,4 +395,32 @@ fn samples_that_do_not_fit_are_refused() {
             .all(|layer| layer.loss.as_ref().is_some_and(|loss| loss.fell_back))
     );
     assert!(Checkpoint::open(&target).is_ok());
+}
+
+#[test]
+fn every_expert_is_calibrated_with_all_tokens_if_asked() {
+    let mut rng = rng();
+    let config = config_of(
+        Architecture::Qwen2Moe,
+        json!({ "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1 }),
+    );
+    let ((_a, source), (_b, target)) = (temporary(), temporary());
+    write_folder(
+        &source,
+        &config,
+        &random_weights(&config, &mut rng),
+        Dtype::F32,
+    );
+    let samples = samples(&config, &mut rng);
+    let tokens = samples.iter().map(Vec::len).sum::<usize>();
+    let mut options = gptq(&samples);
+    if let Method::Gptq { calibration, .. } = &mut options.method {
+        calibration.route_all = true;
+    }
+    let report = run(&source, &target, &options).unwrap();
+    assert_eq!(report.quantized.len(), 4 + 3 * 5 + 3);
+    for layer in &report.quantized {
+        let loss = layer.loss.as_ref().unwrap();
+        assert_eq!((loss.tokens, loss.fell_back), (tokens, false), "{loss:?}");
+    }
 }

@@ -13,6 +13,7 @@ mod golden;
 #[cfg(feature = "hub")]
 mod hub;
 mod joined;
+mod mixtures;
 mod model;
 mod overrides;
 mod perplexity;

@@ -1,6 +1,6 @@
 //! The operations of passes, each on one of several servers of a card.
 
-use super::{CompiledAhead, LinearShape, LinearWeight, PassShape};
+use super::{CompiledAhead, ExpertsShape, LinearShape, LinearWeight, PassShape};
 use crate::cache::{CacheFormat, CacheShape};
 use crate::kernels::attention::{AttentionPass, AttentionPlan, AttentionShape, AttentionTarget};
 use crate::kernels::flash::TILE_WORDS;
@@ -12,13 +12,14 @@ use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::ops::reshape;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
+use burn_marlin::backend::experts::ExpertsBackend;
 use burn_marlin::backend::{OptionalFloat, QuantBackend, float_dtype};
 use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use marlin_format::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
 use marlin_kernels::{
     ActivationDtype, Epilogue, FloatProblem, Kernel, Prologue, QuantProblem, Target,
-    additional_server, elementwise, plan, vector_size,
+    additional_server, elementwise, experts, plan, vector_size,
 };
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -142,6 +143,11 @@ fn operations(pass: &PassShape, client: &Client) -> Vec<Operation> {
         let run = Box::new(move |tensors: &Tensors| multiply(tensors, &layer, rows, dtype));
         push(key, CompileTime::Long, run);
     }
+    for &experts in &pass.experts {
+        let key = experts_key(&experts, rows, dtype, client);
+        let run = Box::new(move |tensors: &Tensors| mix(tensors, experts, rows, dtype));
+        push(key, CompileTime::Longest, run);
+    }
     // The kernel of an embedding is the same for a vocabulary of one token.
     let embed = Box::new(move |tensors: &Tensors| {
         CubeBackend::decode_embed(tensors.floats([1, hidden], dtype), tensors.rows(rows));
@@ -199,6 +205,45 @@ fn linear_key(layer: &LinearShape, rows: usize, dtype: ActivationDtype, client: 
         launch.blocks = 0;
     }
     format!("{layer:?} {plan:?} {:?}", of_burn.then_some(rows))
+}
+
+/// Returns the parameters of a layer of experts that its kernels depend on: all but the number of
+/// rows, and the plan for them without the size of the grid.
+fn experts_key(
+    experts: &ExpertsShape,
+    rows: usize,
+    dtype: ActivationDtype,
+    client: &Client,
+) -> String {
+    let [gate_up, down] = experts
+        .weights
+        .map(|weight| QuantProblem::new(rows * experts.router.top_k, weight, dtype));
+    let gate_up = gate_up.with_epilogue(Epilogue::SwiGlu);
+    let card = Target::of(client).card;
+    let plan = card.and_then(|card| experts::plan(&gate_up, &down, rows, &card));
+    let tiles = plan.map(|plan| (plan.gate_up.tile, plan.down.tile));
+    format!("{experts:?} {tiles:?}")
+}
+
+/// Runs a layer of experts.
+fn mix(tensors: &Tensors, experts: ExpertsShape, rows: usize, dtype: ActivationDtype) {
+    let ExpertsShape {
+        router,
+        weights: [gate_up, down],
+    } = experts;
+    CubeBackend::quant_experts(
+        tensors.floats([rows, gate_up.k], dtype),
+        tensors.floats([rows, router.experts], dtype),
+        OptionalFloat::Absent,
+        tensors.quantized(gate_up.tensors()).into(),
+        gate_up,
+        OptionalFloat::Absent,
+        tensors.quantized(down.tensors()).into(),
+        down,
+        OptionalFloat::Absent,
+        router,
+        1.0,
+    );
 }
 
 fn attend(tensors: &Tensors, shape: AttentionShape) {

@@ -28,6 +28,7 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::ServerError;
 use linear::{Normed, many_rows, norm_linear};
 use marlin_format::WeightDescriptor;
+use marlin_kernels::matmul::few_columns::{self, FewColumnsOperands};
 use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
 use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, Kernel, Runtime, Target, plan};
 
@@ -123,17 +124,30 @@ impl DecodeBackend for CubeBackend {
         let kernel = plan(problem, &Target::of(&client)).kernel;
         // With these strides the transposed tensor is contiguous.
         let is_table = **weight.meta.strides() == [1, k] && is_aligned(&weight);
-        let (Kernel::LmHead(kernel), true) = (kernel, is_table) else {
-            return many_rows(x, weight);
-        };
-        let out = empty(&x, Shape::new([m, n]), x.dtype);
-        let operands = LmHeadOperands {
-            x: x.into_buffer_arg(),
-            weight: weight.into_buffer_arg(),
-            out: out.clone().into_buffer_arg(),
-        };
-        launched(lm_head::launch(&client, &problem, kernel, operands));
-        out
+        let out = || empty(&x, Shape::new([m, n]), x.dtype);
+        match kernel {
+            Kernel::LmHead(kernel) if is_table => {
+                let out = out();
+                let operands = LmHeadOperands {
+                    x: x.into_buffer_arg(),
+                    weight: weight.into_buffer_arg(),
+                    out: out.clone().into_buffer_arg(),
+                };
+                launched(lm_head::launch(&client, &problem, kernel, operands));
+                out
+            }
+            Kernel::FewColumns if is_table => {
+                let out = out();
+                let operands = FewColumnsOperands {
+                    x: x.into_buffer_arg(),
+                    weight: weight.into_buffer_arg(),
+                    out: out.clone().into_buffer_arg(),
+                };
+                launched(few_columns::launch(&client, &problem, operands));
+                out
+            }
+            _ => many_rows(x, weight),
+        }
     }
 
     fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -18,7 +18,9 @@ use marlin_format::WeightLayout;
 #[cfg(feature = "cubecl-runtime")]
 use marlin_kernels::experts::LayerPlan;
 use marlin_kernels::experts::Router;
-use marlin_kernels::{QuantProblem, Target};
+#[cfg(feature = "cubecl-runtime")]
+use marlin_kernels::{EpilogueStage, Kernel, Reason};
+use marlin_kernels::{Plan, QuantProblem, Target};
 
 /// A backend with the layer of experts of a mixture.
 ///
@@ -82,6 +84,34 @@ fn plan(
         return None;
     }
     marlin_kernels::experts::plan(gate_up, down, tokens, &target.card?)
+}
+
+/// Returns the plans of a layer's matmuls for a number of tokens: those of the kernels for experts,
+/// or otherwise of one expert's matmul.
+pub(crate) fn plans(problems: [QuantProblem; 2], tokens: usize, target: &Target) -> [Plan; 2] {
+    #[cfg(feature = "cubecl-runtime")]
+    if let Some(card) = target.card
+        && let Some(layer) = plan(&problems[0], &problems[1], tokens, target)
+    {
+        let reason = Reason::TensorCores {
+            capability: card.capability,
+        };
+        let [gate_up, down] =
+            [layer.gate_up, layer.down].map(|launch| Plan::product(Kernel::Marlin(launch), reason));
+        let gate_up = Plan {
+            epilogue: EpilogueStage::InKernel,
+            ..gate_up
+        };
+        return [gate_up, down];
+    }
+    let _ = tokens;
+    problems.map(|problem| {
+        let of_one = QuantProblem {
+            weight: problem.weight.with_experts(1),
+            ..problem
+        };
+        marlin_kernels::plan(of_one, target)
+    })
 }
 
 /// Returns true if a CubeCL device has kernels for a layer.

@@ -56,10 +56,25 @@ pub(super) struct State {
     pub(super) token_table: Tensor<2, Int>,
 }
 
-/// A recorded pass.
+/// The operations of a pass.
+pub(super) enum Operations {
+    /// A recorded graph, or the operations on a device that records none.
+    Graph(Graph<(), Box<dyn FnMut() + Send>>),
+    /// The operations of a model that reads from the device in a pass, which cannot be recorded.
+    Unrecorded(Box<dyn FnMut() + Send>),
+}
+
+impl Operations {
+    /// Returns true if the device has the operations as a graph.
+    pub(super) fn is_hardware(&self) -> bool {
+        matches!(self, Self::Graph(graph) if graph.is_hardware())
+    }
+}
+
+/// A pass and its operations.
 pub(super) struct PassGraph {
     pub(super) batch: Arc<Mutex<PassBatch>>,
-    pub(super) graph: Graph<(), Box<dyn FnMut() + Send>>,
+    pub(super) operations: Operations,
     /// The rows of a step on the device; empty if the host does not know them.
     pub(super) rows: Vec<SequenceState>,
 }
@@ -74,12 +89,18 @@ impl PassGraph {
 
     /// Starts the pass on the rows on the device.
     pub(super) fn replay(&mut self) {
-        // SAFETY: the graph reads and writes the model, the state and the batch. The graph's
-        // closure holds a share of each, and all three keep their memory: nothing else can change a
-        // shared model, and every operation on state and batch writes in place. Only this executor
-        // has state and batch, and a replay takes `&mut`. The functions of the executor are called
-        // on the stream on which the graph was recorded.
-        unsafe { self.graph.replay() };
+        match &mut self.operations {
+            Operations::Graph(graph) => {
+                // SAFETY: the graph reads and writes the model, the state and the batch. The
+                // graph's closure holds a share of each, and all three keep their memory: nothing
+                // else can change a shared model, and every operation on state and batch writes in
+                // place. Only this executor has state and batch, and a replay takes `&mut`. The
+                // functions of the executor are called on the stream on which the graph was
+                // recorded.
+                unsafe { graph.replay() };
+            }
+            Operations::Unrecorded(run) => run(),
+        }
     }
 }
 

@@ -46,6 +46,7 @@ fn gptq(config: &ModelConfig, order: RowOrder, rng: &mut StdRng) -> QuantizeOpti
         samples: [40, 64, 33, 64].map(sample).to_vec(),
         device: Device::flex(),
         dtype: None,
+        route_all: false,
     };
     QuantizeOptions {
         method: Method::Gptq {
