@@ -61,6 +61,8 @@ pub enum Subject {
     Route {
         router: Router,
         tokens: usize,
+        /// The number of the kernel, of those that the number of tokens takes.
+        kernel: usize,
         block_rows: usize,
         has_correction: bool,
         dtype: ActivationDtype,
@@ -151,17 +153,19 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
         Subject::Route {
             router,
             tokens,
+            kernel,
             block_rows,
             has_correction,
             dtype,
-        } => experts::route_source(
+        } => experts::route_sources(
             router,
             tokens,
             block_rows,
             has_correction,
             dtype,
             capability,
-        )?,
+        )?
+        .swap_remove(kernel),
         Subject::Combine {
             top_k,
             has_beside,

@@ -105,12 +105,18 @@ fn experts() -> Vec<(String, Subject)> {
             scores,
             normalises,
         };
-        for (tokens, block_rows, of) in [(1, 8, " of one token"), (300, 16, "")] {
+        for (tokens, kernel, block_rows, of) in [
+            (1, 0, 8, "routing of one token to"),
+            (30, 0, 16, "routing to"),
+            (300, 0, 32, "choice of"),
+            (300, 1, 32, "sorting by"),
+        ] {
             subjects.push((
-                format!("routing{of} to {top_k} of {experts} experts {dtype}"),
+                format!("{of} {top_k} of {experts} experts {dtype}"),
                 Subject::Route {
                     router,
                     tokens,
+                    kernel,
                     block_rows,
                     has_correction: scores == RouterScores::Sigmoid,
                     dtype,

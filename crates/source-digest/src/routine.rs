@@ -87,7 +87,7 @@ impl Routine {
             Self::Attention => &["marlin_nn::kernels::attention::source"],
             Self::Flash => &["marlin_nn::kernels::flash::source"],
             Self::Experts => &[
-                "marlin_kernels::experts::route_source",
+                "marlin_kernels::experts::route_sources",
                 "marlin_kernels::experts::combine_source",
                 "marlin_kernels::experts::gather_source",
                 "marlin_kernels::matmul::few_columns::source",

@@ -28,8 +28,6 @@
 //! [`RowOrder::Sorted`]: crate::tile::RowOrder::Sorted
 
 #[cfg(feature = "cubecl-runtime")]
-mod choose;
-#[cfg(feature = "cubecl-runtime")]
 mod combine;
 #[cfg(feature = "cubecl-runtime")]
 mod gather;
@@ -42,8 +40,6 @@ mod multiply;
 mod plan;
 #[cfg(feature = "cubecl-runtime")]
 mod route;
-#[cfg(feature = "cubecl-runtime")]
-mod route_few;
 mod router;
 #[cfg(feature = "inspect")]
 mod source;
@@ -62,4 +58,4 @@ pub use plan::{LayerPlan, expected_row_blocks, launches, plan};
 pub use route::{RouteOperands, Routing, route};
 pub use router::{MAX_TOP_K, Router, RouterScores};
 #[cfg(feature = "inspect")]
-pub use source::{combine_source, gather_source, route_source};
+pub use source::{combine_source, gather_source, route_sources};

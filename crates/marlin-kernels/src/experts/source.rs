@@ -1,67 +1,117 @@
 use super::combine::weighted_sums::WeightedSums;
 use super::gather::permuted_rows::PermutedRows;
-use super::route::choose_and_sort::ChooseAndSort;
-use super::route_few::choose_and_sort_few::ChooseAndSortFew;
-use super::{Router, combine, gather, route, route_few};
+use super::route::RouteKernels;
+use super::route::few::choose_and_sort_few::ChooseAndSortFew;
+use super::route::sort::choose_and_sort::ChooseAndSort;
+use super::route::sort::choose_experts::ChooseExperts;
+use super::route::sort::sort_chosen::SortChosen;
+use super::{Router, combine, gather, route};
 use crate::inspect::{KernelSource, buffer, cuda_text, optional, properties, settings, target};
 use crate::{ActivationDtype, pdl};
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
-/// Returns the CUDA text of [`route`](super::route) for a number of tokens on a card of compute capability `capability`
-/// (90 for 9.0), with or without a correction.
+/// Returns the CUDA texts of the kernels of [`route`](super::route) for a number of tokens, on a card
+/// of compute capability `capability` (90 for 9.0), with or without a correction.
 ///
 /// # Errors
-/// Returns the compilation error if CubeCL refuses the kernel.
-pub fn route_source(
+/// Returns the compilation error if CubeCL refuses a kernel.
+pub fn route_sources(
     router: Router,
     tokens: usize,
     block_rows: usize,
     has_correction: bool,
     dtype: ActivationDtype,
     capability: u32,
-) -> Result<KernelSource, CompilationError> {
-    let units = route::units(&router, tokens);
-    if route_few::is_few(&router, tokens) {
-        let kernel = ChooseAndSortFew::new(
+) -> Result<Vec<KernelSource>, CompilationError> {
+    let (correction, uses_pdl) = (optional(has_correction), pdl::is_supported_by(capability));
+    let one = |units| {
+        (
             settings(units, ExecutionMode::Unchecked),
             properties(capability),
-            target(),
-            buffer(),
-            optional(has_correction),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            router,
-            block_rows,
-            pdl::is_supported_by(capability),
-            dtype.elem(),
-        );
-        return cuda_text(&kernel, capability);
+        )
+    };
+    match RouteKernels::of(&router, tokens) {
+        RouteKernels::Few => {
+            let (settings, properties) = one(tokens * route::WARP);
+            let kernel = ChooseAndSortFew::new(
+                settings,
+                properties,
+                target(),
+                buffer(),
+                correction,
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                (),
+                (),
+                router,
+                block_rows,
+                uses_pdl,
+                dtype.elem(),
+            );
+            Ok(vec![cuda_text(&kernel, capability)?])
+        }
+        RouteKernels::One => {
+            let (settings, properties) = one(route::UNITS);
+            let kernel = ChooseAndSort::new(
+                settings,
+                properties,
+                target(),
+                buffer(),
+                correction,
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                (),
+                (),
+                router,
+                block_rows,
+                uses_pdl,
+                dtype.elem(),
+            );
+            Ok(vec![cuda_text(&kernel, capability)?])
+        }
+        RouteKernels::Two => {
+            let (settings, properties) = one(route::CHOOSE_UNITS);
+            let choose = ChooseExperts::new(
+                settings,
+                properties,
+                target(),
+                buffer(),
+                correction,
+                buffer(),
+                buffer(),
+                (),
+                (),
+                router,
+                uses_pdl,
+                dtype.elem(),
+            );
+            let (settings, properties) = one(route::UNITS);
+            let sort = SortChosen::new(
+                settings,
+                properties,
+                target(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                (),
+                router,
+                block_rows,
+                uses_pdl,
+            );
+            Ok(vec![
+                cuda_text(&choose, capability)?,
+                cuda_text(&sort, capability)?,
+            ])
+        }
     }
-    let kernel = ChooseAndSort::new(
-        settings(units, ExecutionMode::Unchecked),
-        properties(capability),
-        target(),
-        buffer(),
-        optional(has_correction),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        (),
-        (),
-        router,
-        block_rows,
-        pdl::is_supported_by(capability),
-        dtype.elem(),
-    );
-    cuda_text(&kernel, capability)
 }
 
 /// Returns the CUDA text of [`combine`](super::combine) on a card of compute capability

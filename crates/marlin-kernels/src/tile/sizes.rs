@@ -59,12 +59,7 @@ pub(crate) fn of_routing(
 ) -> TileSizes {
     if comptime!(config.rows.has_experts()) {
         let row_blocks = ld_global_l2_16(row_blocks).extract(0usize);
-        let tiles = row_blocks * sizes.columns;
-        let units = tiles * sizes.depth;
-        // Sums of one block alone need no exchange.
-        let split = units / CUBE_COUNT_X;
-        let is_whole = tiles <= CUBE_COUNT_X
-            && sizes.depth - split <= comptime!(exchange_units(&config) as u32);
+        let units = row_blocks * sizes.columns * sizes.depth;
         TileSizes {
             m: sizes.m,
             n: sizes.n,
@@ -78,22 +73,13 @@ pub(crate) fn of_routing(
             by_depth: sizes.by_depth,
             striped: sizes.striped,
             waves: sizes.waves,
-            units_each: select(is_whole, sizes.depth, split),
-            blocks_with_one_more: select(is_whole, 0u32.runtime(), units % CUBE_COUNT_X),
+            units_each: units / CUBE_COUNT_X,
+            blocks_with_one_more: units % CUBE_COUNT_X,
             masks: sizes.masks,
         }
     } else {
         sizes
     }
-}
-
-/// The bytes of weights that a block reads in the time of an exchange of sums with other blocks.
-const EXCHANGE_BYTES: usize = 64 * 1024;
-
-/// Returns the number of units that take as long as an exchange of sums.
-fn exchange_units(config: &Config) -> usize {
-    let values = config.tile.columns() * config.tile.depth();
-    EXCHANGE_BYTES / (values * config.value.bits() / 8)
 }
 
 /// Masks of the lowest nibble, and of the second lowest nibble, of both halves of a word. They are

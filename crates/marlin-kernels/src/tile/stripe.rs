@@ -28,13 +28,6 @@ pub(crate) fn units_of_block(sizes: &TileSizes, #[comptime] config: Config) -> (
             tile + sizes.depth * rank / cluster,
             tile + sizes.depth * (rank + 1) / cluster,
         )
-    } else if comptime!(config.rows.has_experts()) {
-        // Where blocks have whole tiles, the last ones may have none.
-        let units = sizes.row_blocks * sizes.columns * sizes.depth;
-        (
-            min(stripe_start(sizes, CUBE_POS_X), units),
-            min(stripe_start(sizes, CUBE_POS_X + 1), units),
-        )
     } else {
         (
             stripe_start(sizes, CUBE_POS_X),

@@ -63,6 +63,9 @@ pub(super) struct RawConfig {
     tie_word_embeddings: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     attention_bias: Option<bool>,
+    /// The biases of q, k and v in Qwen 2's mixtures.
+    #[serde(skip_serializing)]
+    qkv_bias: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mlp_bias: Option<bool>,
     bos_token_id: Option<TokenIds>,
@@ -110,6 +113,13 @@ impl TryFrom<RawConfig> for ModelConfig {
                 field: "hidden_act",
                 found,
                 expected: ACTIVATION,
+            });
+        }
+        if raw.qkv_bias == Some(false) && declaration.attention_bias == Bias::Always {
+            return Err(ModelConfigError::Unsupported {
+                field: "qkv_bias",
+                found: "false".into(),
+                expected: "true",
             });
         }
         let heads = raw.num_attention_heads;
@@ -264,6 +274,7 @@ impl From<ModelConfig> for RawConfig {
             tie_word_embeddings: Some(config.tie_word_embeddings),
             attention_bias: (declaration.attention_bias == Bias::Config)
                 .then_some(config.attention_bias),
+            qkv_bias: None,
             mlp_bias: (declaration.mlp_bias == Bias::Config).then_some(config.mlp_bias),
             bos_token_id: config.bos_token_id.map(TokenIds::One),
             eos_token_id: match config.eos_token_ids.as_slice() {

@@ -129,6 +129,10 @@ fn configs_whose_numbers_of_experts_do_not_fit_are_refused() {
             "{error}"
         );
     }
+    let mut qwen2 = mixture(Architecture::Qwen2Moe).to_json();
+    qwen2["qkv_bias"] = json!(false);
+    let error = ModelConfig::from_json(&qwen2.to_string()).unwrap_err();
+    assert!(error.to_string().contains("`qkv_bias` is false"), "{error}");
     // Without experts, all layers are dense; defaults are those of the class.
     assert_eq!(of(json!({ "num_experts": 0 })).unwrap().experts, None);
     let default = of(json!({})).unwrap();

@@ -166,6 +166,7 @@ fn sparsegpt(source: &Path, target: &Path) {
         samples: (0..16).map(sample).collect(),
         device: Device::flex(),
         dtype: None,
+        route_all: false,
     };
     let method = Method::Gptq {
         order: RowOrder::default(),

@@ -4,12 +4,16 @@ use std::sync::Arc;
 use std::thread;
 
 use burn::tensor::{Device, Tensor};
+use marlin_testing::repository_file;
 use rand::RngExt;
 use serde_json::json;
 
 use super::{GREEDY, alone, model};
 use crate::tests::support::*;
-use crate::{Engine, RequestParams, Sampling, SamplingError, StepOutput, StopReason, Suppression};
+use crate::{
+    Architecture, Engine, Model, RequestParams, Sampling, SamplingError, StepOutput, StopReason,
+    Suppression,
+};
 
 /// The request of a slot, and the tokens decoded so far.
 #[derive(Clone)]
@@ -248,13 +252,25 @@ fn two_engines_of_a_model_run_on_two_threads() {
 
 #[test]
 fn a_sequence_that_fails_leaves_the_others_running() {
-    let config = config();
-    let mut model = Arc::unwrap_or_clone(model(&config));
+    let golden = repository_file("tests/golden/moe-gptq-int4-g32-asym-act-order");
+    for model in [
+        model(&config()),
+        model(&config_of(Architecture::Qwen2Moe, json!({}))),
+        open(&golden).model,
+    ] {
+        fails_alone(model);
+    }
+}
+
+/// Checks a model, of which one of two sequences has activations that are NaN. In a mixture they
+/// reach the router.
+fn fails_alone(model: Arc<Model>) {
+    let mut model = Arc::unwrap_or_clone(model);
+    let hidden = model.config().hidden_size;
     // The embedding of token 3 is NaN: every sequence with this token fails.
     let table = model.embed_tokens.weight.val();
-    let broken = Tensor::full([1, config.hidden_size], f32::NAN, &Device::flex());
-    model.embed_tokens.weight =
-        crate::model::loaded(table.slice_assign([3..4, 0..config.hidden_size], broken));
+    let broken = Tensor::full([1, hidden], f32::NAN, &Device::flex());
+    model.embed_tokens.weight = crate::model::loaded(table.slice_assign([3..4, 0..hidden], broken));
     let model = Arc::new(model);
     let expected = alone(
         &model,

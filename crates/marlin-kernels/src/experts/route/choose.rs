@@ -1,8 +1,7 @@
 //! The choice of a token's experts, by one warp.
 
-use super::Router;
-use super::route::WARP;
-use super::router::RouterScores;
+use super::WARP;
+use crate::experts::{Router, RouterScores};
 use crate::planes::plane_total;
 use crate::ptx::{redux_max, redux_min};
 use cubecl::prelude::*;

@@ -1,8 +1,8 @@
 //! The routing of few tokens: their rows are the lanes of one warp.
 
-use super::Router;
+use super::WARP;
 use super::choose::choose;
-use super::route::WARP;
+use crate::experts::Router;
 use crate::pdl::launch_dependents_and_wait;
 use crate::ptx::{U4, bar_warp_sync, lane, match_any};
 use cubecl::prelude::*;
@@ -16,9 +16,9 @@ pub(super) const fn is_few(router: &Router, tokens: usize) -> bool {
 const NO_EXPERT: u32 = u32::MAX;
 
 /// Chooses the experts of tokens, a warp a token, and sorts the rows by expert, as
-/// [`choose_and_sort`](super::route::choose_and_sort) does. The first warp sorts: a lane has a row.
+/// [`choose_and_sort`](super::sort::choose_and_sort) does. The first warp sorts: a lane has a row.
 #[cube(launch_unchecked)]
-pub(super) fn choose_and_sort_few<F: Float>(
+pub(crate) fn choose_and_sort_few<F: Float>(
     logits: &[F],
     correction: ComptimeOption<&[f32]>,
     experts: &mut [u32],
