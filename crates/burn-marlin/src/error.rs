@@ -99,7 +99,10 @@ pub enum Error {
     },
     /// The router of a mixture chooses more experts than there are, or than the kernels support.
     #[error(transparent)]
-    Router(#[from] KernelError),
+    Router(KernelError),
+    /// A correction of the scores of a router whose scores are a softmax.
+    #[error("only a router with the scores of a sigmoid has a correction")]
+    Correction,
     /// A tensor of a weight could not be read from the device.
     #[error("{tensor} of a quantised weight cannot be read from the device: {reason}")]
     Read {

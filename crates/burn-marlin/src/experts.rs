@@ -32,6 +32,9 @@ pub use weights::dense_weights;
 /// | biases, if there are any | [experts, 2 x intermediate], [experts, hidden] |
 /// | correction of the scores, if there is one | `[experts]` |
 ///
+/// A record has these tensors. The router and the factor are those of the layer that it is loaded
+/// into.
+///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
 /// use burn_marlin::experts::{QuantExperts, Router, RouterScores};
@@ -105,7 +108,7 @@ impl QuantExperts {
     }
 
     /// Creates a layer of random weights around zero with a standard deviation of about 0.02 on the
-    /// device, for timing and for tests of memory.
+    /// device, for timing and for tests of memory. A 2:4 format becomes dense.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -117,7 +120,7 @@ impl QuantExperts {
         activations: ActivationDtype,
         device: &Device,
     ) -> Result<Self, Error> {
-        let format = format.into();
+        let format = format.into().with_sparsity(Sparsity::Dense);
         let random = |k, n| {
             let descriptor = WeightDescriptor::plain(format, k, n).with_experts(router.experts);
             QuantizedWeight::random_of(descriptor, activations, device)
@@ -131,7 +134,7 @@ impl QuantExperts {
 
     /// Creates a layer from the weights of all experts.
     fn of(router: Router, gate_up: QuantizedWeight, down: QuantizedWeight) -> Result<Self, Error> {
-        router.check()?;
+        router.check().map_err(Error::Router)?;
         let shape = |weight: &QuantizedWeight| {
             let [k, n] = weight.dims();
             [weight.experts(), k, n]
@@ -183,8 +186,12 @@ impl QuantExperts {
     /// chosen, and does not change their weights.
     ///
     /// # Errors
-    /// [`Error::ExpertShapes`] for a correction of another length.
+    /// [`Error::ExpertShapes`] for a correction of another length, and [`Error::Correction`] for a
+    /// router with other scores.
     pub fn with_correction(self, correction: Tensor<1>) -> Result<Self, Error> {
+        if self.router.scores != RouterScores::Sigmoid {
+            return Err(Error::Correction);
+        }
         expect("the correction", [self.router.experts], correction.dims())?;
         let correction = Some(Param::initialized(ParamId::new(), correction));
         Ok(Self { correction, ..self })

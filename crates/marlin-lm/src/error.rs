@@ -68,9 +68,9 @@ pub enum ModelError {
         /// The format of this expert's weight.
         found: String,
     },
-    /// The gate and up projections of an expert, whose formats differ.
+    /// The gate and up projections of an expert, whose formats or orders of rows differ.
     #[error(
-        "`{layer}` and the other projection of the same inputs have different formats; the gate and up projections of an expert are one matmul"
+        "`{layer}` and the other projection of the same inputs have different formats or orders of rows; the gate and up projections of an expert are one matmul"
     )]
     NotJoined {
         /// The first of the layers.

@@ -31,22 +31,23 @@ pub fn dense_weights(router: &Router, logits: Tensor<2>) -> Tensor<2> {
     let numbers = Tensor::<1, Int>::arange(0..experts as i64, &device)
         .reshape([1, experts])
         .expand([tokens, experts]);
-    // In each round the first of the best experts is chosen, and then excluded.
-    let mut left = logits.detach();
+    // Zero for finite logits, NaN for others.
+    let finite = (logits * 0.0).sum_dim(1);
+    let every = [tokens, experts];
+    // In each round the first of the best experts that are left is chosen.
+    let best_first = scores.clone().detach();
     let mut chosen = numbers.clone().not_equal(numbers.clone());
     for _ in 0..router.top_k {
-        let is_best = left
-            .clone()
-            .equal(left.clone().max_dim(1).expand([tokens, experts]));
+        // Scores are above -1.
+        let left = best_first.clone().mask_fill(chosen.clone(), -1.0);
+        let is_best = left.clone().equal(left.max_dim(1).expand(every));
         let first = numbers
             .clone()
             .mask_fill(is_best.bool_not(), experts as i64)
             .min_dim(1);
-        let is_first = numbers.clone().equal(first.expand([tokens, experts]));
-        left = left.mask_fill(is_first.clone(), f32::MIN);
-        chosen = chosen.bool_or(is_first);
+        chosen = chosen.bool_or(numbers.clone().equal(first.expand(every)));
     }
-    let weights = scores.mask_fill(chosen.bool_not(), 0.0);
+    let weights = scores.mask_fill(chosen.bool_not(), 0.0) + finite;
     if router.normalises {
         weights.clone() / weights.sum_dim(1)
     } else {

@@ -3,7 +3,7 @@
 use super::record::host;
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use marlin_format::{WeightDescriptor, WeightFormat};
+use marlin_format::{Sparsity, WeightDescriptor, WeightFormat};
 
 /// The name of the parameter that describes a weight. It is the first parameter of the weight.
 pub(crate) const FORMAT: &str = "format";
@@ -60,7 +60,8 @@ fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
     let format = WeightFormat::from_bytes(format)?;
     let descriptor = WeightDescriptor::plain(format, k, n).with_experts(experts);
     descriptor.check().ok()?;
-    Some(descriptor)
+    // Experts are dense.
+    (experts == 1 || format.sparsity == Sparsity::Dense).then_some(descriptor)
 }
 
 /// Creates the parameter that describes a weight; until it is read, it counts as `elements`

@@ -6,12 +6,11 @@ use crate::Error;
 use crate::device::scale_dtype;
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Int, Tensor};
-use marlin_format::{PlainWeight, WeightDescriptor};
+use marlin_format::PlainWeight;
 use marlin_kernels::ActivationDtype;
 
 impl QuantizedWeight {
-    /// Puts the matrices [K, N] of experts on a device, one below the other, without a copy of a
-    /// single one on the host. A 2:4 matrix becomes dense. If some of the matrices have act-order,
+    /// Puts the matrices [K, N] of experts on a device, one below the other. A 2:4 matrix becomes dense. If some of the matrices have act-order,
     /// the others get a permutation that keeps their rows.
     ///
     /// # Errors
@@ -22,18 +21,13 @@ impl QuantizedWeight {
         activations: ActivationDtype,
         device: &Device,
     ) -> Result<Self, Error> {
-        let experts: Vec<PlainWeight> = experts
-            .into_iter()
-            .map(|plain| rounded_for_tensor_cores(plain.into_dense(), activations, device))
-            .collect();
+        let experts: Vec<PlainWeight> = experts.into_iter().map(PlainWeight::into_dense).collect();
+        let experts = rounded_for_tensor_cores(experts, activations, device);
         let count = experts.len();
         let permuted = experts
             .iter()
             .any(|expert| expert.row_permutation().is_some());
-        let described = |expert: &PlainWeight| {
-            let WeightDescriptor { format, k, n, .. } = expert.descriptor();
-            WeightDescriptor::plain(format.with_permutation(permuted), k, n)
-        };
+        let described = |expert: &PlainWeight| expert.descriptor().with_permutation(permuted);
         let first = experts.first().map(described).ok_or(Error::NoExperts)?;
         if let Some(expert) = experts.iter().position(|expert| described(expert) != first) {
             return Err(Error::ExpertFormats {
@@ -43,6 +37,7 @@ impl QuantizedWeight {
             });
         }
         let mut tensors = HostTensors::default();
+        tensors.reserve(&first.with_experts(count));
         for expert in experts {
             tensors.push(expert, permuted);
         }

@@ -37,7 +37,7 @@ use tensors::DeviceTensors;
 ///
 /// | tensor | dtype, shape |
 /// |---|---|
-/// | `format` | float `[14]`: the spec, K and N, in numbers that every float dtype holds; as a parameter it counts as K * N |
+/// | `format` | float `[14]`, with experts `[16]`: the spec, K, N and the number of experts, in numbers that every float dtype holds; as a parameter it counts as the weight's values |
 /// | `qweight` | i32 [K/8 up, N up to a multiple of 8], eight rows of K per word; with 8 bits [K/4 up, ..], four ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
 /// | `metadata` | i32 [K/32 up, N up to a multiple of 8], the positions of a 2:4 weight's values, of which `qweight` has K/2 rows; absent if the weight is dense |
 /// | `scales` | i32 [G, N/2 up], the bits of two f16 or bf16 scales per word along N; for f32 [G, N], one scale per word |
@@ -98,7 +98,7 @@ impl QuantizedWeight {
         activations: ActivationDtype,
         device: &Device,
     ) -> Self {
-        let plain = rounded_for_tensor_cores(plain, activations, device);
+        let plain = rounded_for_tensor_cores(vec![plain], activations, device).swap_remove(0);
         let problem = QuantProblem::new(1, plain.descriptor(), activations);
         let is_sparse =
             device_layout(&problem, &target(device)).format.sparsity == Sparsity::TwoFour;
@@ -392,20 +392,29 @@ fn read<E: burn::tensor::Element>(tensor: &'static str, data: TensorData) -> Res
     })
 }
 
-/// Rounds scales in f32 to the activations' dtype if the device has tensor cores. If a scale is too
-/// large for that dtype, the weight is unchanged, and the portable kernels take it.
+/// Rounds the scales of weights in f32 to the activations' dtype if the device has tensor cores. If a
+/// scale is too large for that dtype, all weights are unchanged, and the portable kernels take them.
 fn rounded_for_tensor_cores(
-    plain: PlainWeight,
+    weights: Vec<PlainWeight>,
     activations: ActivationDtype,
     device: &Device,
-) -> PlainWeight {
+) -> Vec<PlainWeight> {
     let dtype = match activations {
         ActivationDtype::F16 => ScaleDtype::F16,
         ActivationDtype::BF16 => ScaleDtype::BF16,
-        ActivationDtype::F32 => return plain,
+        ActivationDtype::F32 => return weights,
     };
-    if plain.spec().scales.dtype != ScaleDtype::F32 || target(device).card.is_none() {
-        return plain;
+    let is_f32 = |plain: &PlainWeight| plain.spec().scales.dtype == ScaleDtype::F32;
+    if target(device).card.is_none() || !weights.iter().any(is_f32) {
+        return weights;
     }
-    plain.with_scales_in(dtype)
+    let fits = |plain: &PlainWeight| {
+        let scales = Scales::from_f32(&plain.scales().to_f32(), dtype);
+        scales.to_f32().iter().all(|scale| scale.is_finite())
+    };
+    if !weights.iter().all(fits) {
+        return weights;
+    }
+    let rounded = weights.into_iter();
+    rounded.map(|plain| plain.with_scales_in(dtype)).collect()
 }

@@ -40,6 +40,18 @@ impl Default for HostTensors {
 }
 
 impl HostTensors {
+    /// Reserves the memory of a weight that is added expert by expert.
+    pub fn reserve(&mut self, descriptor: &WeightDescriptor) {
+        let shapes = descriptor.tensors();
+        self.qweight.reserve_exact(shapes.qweight.elements());
+        if let Some(zeros) = shapes.zero_points {
+            self.zero_points = Some(Vec::with_capacity(zeros.elements()));
+        }
+        if let Some(rows) = shapes.row_permutation {
+            self.row_permutation = Some(Vec::with_capacity(rows.elements()));
+        }
+    }
+
     /// Adds the tensors of a weight below those that are there, which have the same format. The
     /// first weight's memory is taken over. A `permuted` weight without a permutation gets one that
     /// keeps its rows.
@@ -75,7 +87,7 @@ impl HostTensors {
 
 /// Appends elements, or takes over their memory if there are none yet.
 fn append<T>(all: &mut Vec<T>, mut more: Vec<T>) {
-    if all.is_empty() {
+    if all.capacity() == 0 {
         *all = more;
     } else {
         all.append(&mut more);

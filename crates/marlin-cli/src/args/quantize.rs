@@ -90,8 +90,8 @@ pub struct QuantizeArgs {
     /// gptq, awq: seed for drawing the samples.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// gptq, awq: calibrate every expert of a mixture with all tokens. By default, an expert is
-    /// calibrated with the tokens that the router sends to it, and rounded if there are none.
+    /// gptq: calibrate every expert of a mixture with all tokens. By default, an expert is calibrated
+    /// with the tokens that the router sends to it, and rounded if there are fewer than 128.
     #[arg(long)]
     pub route_all: bool,
     /// gptq: act-order, which rounds the features with the largest inputs first, across groups.

@@ -92,6 +92,14 @@ impl WeightDescriptor {
         }
     }
 
+    /// Returns the descriptor of the same weight with act-order or without.
+    pub fn with_permutation(self, permuted: bool) -> Self {
+        Self {
+            format: self.format.with_permutation(permuted),
+            ..self
+        }
+    }
+
     /// Returns true if both weights have the same K, N and number of experts.
     pub fn has_shape_of(&self, other: &Self) -> bool {
         (self.experts, self.k, self.n) == (other.experts, other.k, other.n)

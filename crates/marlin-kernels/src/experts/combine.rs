@@ -1,6 +1,6 @@
-use super::Routing;
+use super::{MAX_BLOCKS, Routing};
 use crate::pdl::{self, launch_dependents_and_wait};
-use crate::problem::expect_length;
+use crate::problem::{MAX_ELEMENTS, expect_at_most, expect_length};
 use crate::{ActivationDtype, KernelError, Target, vector_size};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -14,7 +14,7 @@ pub(super) const UNITS: usize = 256;
 /// of shared experts, the sum of both.
 ///
 /// # Errors
-/// An error for a buffer of the wrong length.
+/// An error for a buffer of the wrong length, and for more tokens than a launch has blocks.
 pub fn combine(
     client: &Client,
     routing: &Routing,
@@ -31,6 +31,9 @@ pub fn combine(
     if let Some(beside) = &beside {
         expect_length(&problem, "beside", elements, beside.len())?;
     }
+    let largest = routing.rows().saturating_mul(features);
+    expect_at_most(&problem, largest, MAX_ELEMENTS)?;
+    expect_at_most(&problem, routing.count, MAX_BLOCKS)?;
     if elements == 0 {
         return Ok(());
     }

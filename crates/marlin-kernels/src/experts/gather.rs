@@ -1,6 +1,6 @@
-use super::Routing;
+use super::{MAX_BLOCKS, Routing};
 use crate::pdl::{self, launch_dependents_and_wait};
-use crate::problem::expect_length;
+use crate::problem::{MAX_ELEMENTS, expect_at_most, expect_length};
 use crate::ptx::U4;
 use crate::tile::RowOrder;
 use crate::{ActivationDtype, KernelError, Target};
@@ -25,7 +25,7 @@ pub struct GatherOperands {
 /// [`RowOrder::Sorted`].
 ///
 /// # Errors
-/// Returns an error for a buffer of the wrong length.
+/// Returns an error for a buffer of the wrong length, and for more rows than a launch has blocks.
 pub fn gather(
     client: &Client,
     routing: &Routing,
@@ -48,6 +48,9 @@ pub fn gather(
     let stored = routing.router.experts * k;
     expect_length(&problem, "row permutation", stored, row_permutation.len())?;
     expect_length(&problem, "output", routing.rows() * k, out.len())?;
+    let largest = stored.max(routing.rows().saturating_mul(k));
+    expect_at_most(&problem, largest, MAX_ELEMENTS)?;
+    expect_at_most(&problem, routing.most_blocks(), MAX_BLOCKS)?;
     if routing.rows() * k == 0 {
         return Ok(());
     }
@@ -90,7 +93,11 @@ pub(super) fn permuted_rows<F: Float>(
     let blocks = row_blocks[0].extract(0usize);
     if CUBE_POS_Y < blocks && feature < k {
         let block = row_blocks[(1 + CUBE_POS_Y) as usize];
-        let source = row_permutation[(block.extract(0usize) * k + feature) as usize];
+        // A record may hold any numbers.
+        let source = min(
+            row_permutation[(block.extract(0usize) * k + feature) as usize],
+            k - 1,
+        );
         let first = block.extract(1usize);
         for row in first..first + block.extract(2usize) {
             let mut from = row;

@@ -55,7 +55,23 @@ pub use multiply::{ExpertOperands, multiply};
 #[cfg(feature = "cubecl-runtime")]
 pub use plan::{LayerPlan, expected_row_blocks, launches, plan};
 #[cfg(feature = "cubecl-runtime")]
+pub use route::RouteKernels;
+#[cfg(feature = "cubecl-runtime")]
 pub use route::{RouteOperands, Routing, route};
 pub use router::{MAX_TOP_K, Router, RouterScores};
 #[cfg(feature = "inspect")]
 pub use source::{combine_source, gather_source, route_sources};
+
+/// The maximum number of blocks of a launch along its second dimension, on CUDA.
+#[cfg(feature = "cubecl-runtime")]
+const MAX_BLOCKS: usize = 65_535;
+
+/// Returns the maximum number of tokens of a layer whose widest rows have `width` features.
+#[cfg(feature = "cubecl-runtime")]
+pub fn most_tokens(router: &Router, width: usize) -> usize {
+    // A block has at least eight rows, and each expert may have one that is not full.
+    let rows = 8 * (MAX_BLOCKS - router::MAX_EXPERTS);
+    let by_blocks = (rows / router.top_k.max(1)).min(MAX_BLOCKS);
+    let by_elements = crate::problem::MAX_ELEMENTS / (width.max(1) * router.top_k.max(1));
+    by_blocks.min(by_elements).max(1)
+}

@@ -118,9 +118,9 @@ pub enum ModelConfigError {
         /// The number of features that are rotated.
         rotary_dim: usize,
     },
-    /// Experts that no kernel computes: a token with none, or with more than there are.
-    #[error("`num_experts_per_tok` does not fit: {0}")]
-    Experts(#[from] marlin_kernels::KernelError),
+    /// Numbers of experts that no kernel computes: a token with none, or with more than there are.
+    #[error("the numbers of experts do not fit: {0}")]
+    Experts(marlin_kernels::KernelError),
     /// A constant that must be positive and finite.
     #[error("`{field}` is {found}; it must be a positive number")]
     NotPositive {

@@ -135,7 +135,7 @@ impl ExpertsConfig {
             scores: marlin_kernels::experts::RouterScores::Softmax,
             normalises: self.normalises,
         };
-        Ok(router.check()?)
+        router.check().map_err(ModelConfigError::Experts)
     }
 }
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use burn::tensor::{DType, FloatDType};
-use marlin_format::{ScaleDtype, TensorDtype, WeightDescriptor, WeightFormat};
+use marlin_format::{ScaleDtype, Sparsity, TensorDtype, WeightDescriptor, WeightFormat};
 
-use super::ModelConfig;
+use super::{ExpertsConfig, ModelConfig};
 use crate::architectures::{BlockShape, MixerShape, ProjectionShape};
 
 /// The numbers of weights and bytes of a model whose projections have one format.
@@ -13,9 +13,11 @@ use crate::architectures::{BlockShape, MixerShape, ProjectionShape};
 /// Numbers that overflow are `usize::MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelSizes {
-    /// The number of weights of the projections of all blocks and their experts, without biases.
+    /// The number of weights of the projections of all blocks and their experts, without biases and
+    /// routers.
     pub projection_weights: usize,
-    /// The bytes of these projections: values, metadata of 2:4 weights, scales and biases.
+    /// The bytes of these projections, with biases and routers: values, metadata of 2:4 weights and
+    /// scales.
     pub projection_bytes: usize,
     /// The number of weights of the experts among them; 0 without experts.
     pub expert_weights: usize,
@@ -140,12 +142,26 @@ impl ModelConfig {
         [(false, layers - sparse), (true, sparse)]
             .into_iter()
             .filter_map(|(has_experts, count)| {
-                let mut layers = 0..layers;
-                let of_kind = layers.find(|&at| self.experts_of(at).is_some() == has_experts)?;
+                let of_kind = first_layer(experts, layers, has_experts)?;
                 Some((self.block(of_kind), count))
             })
             .collect()
     }
+}
+
+/// Returns the first of `layers` layers with or without experts. A config may have any number of
+/// layers, so they are not visited one by one.
+fn first_layer(experts: &ExpertsConfig, layers: usize, has_experts: bool) -> Option<usize> {
+    let dense: BTreeSet<usize> = experts.dense_layers.iter().copied().collect();
+    let first = match (has_experts, experts.sparse_step) {
+        (_, 0) => None,
+        (true, step) => (step - 1..layers)
+            .step_by(step)
+            .find(|layer| !dense.contains(layer)),
+        (false, 1) => dense.first().copied(),
+        (false, _) => Some(0),
+    };
+    first.filter(|&layer| layer < layers)
 }
 
 /// The sizes of the layers of a block.
@@ -173,6 +189,8 @@ fn block_sizes(block: &BlockShape, format: Option<WeightFormat>, float: usize) -
     }
     if let Some(experts) = block.experts() {
         let (hidden, count) = (experts.hidden, experts.router.experts);
+        // Experts are held dense.
+        let format = format.map(|format| format.with_sparsity(Sparsity::Dense));
         let [gate, down] = [
             [hidden, experts.intermediate],
             [experts.intermediate, hidden],
@@ -223,7 +241,7 @@ fn weight_bytes([k, n]: [usize; 2], format: Option<WeightFormat>, float: usize) 
 #[cfg(test)]
 mod tests {
     use marlin_format::checkpoint::Checkpoint;
-    use marlin_format::{GroupSize, QuantSpec, Sparsity};
+    use marlin_format::{GroupSize, QuantSpec};
     use marlin_testing::repository_file;
 
     use super::*;

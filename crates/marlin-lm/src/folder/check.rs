@@ -216,17 +216,17 @@ impl WeightSource for CheckedWeights<'_> {
                 self.layer(up)?,
                 self.layer(&layers.down)?,
             ];
-            if kinds.contains(&LayerKind::Broken) {
+            if kinds.contains(&LayerKind::Unknown) {
                 continue;
             }
             if kinds[0] != kinds[1] {
                 let layer = gate.name.clone();
                 self.faults.0.push(ModelError::NotJoined { layer });
             }
-            let first = first.get_or_insert(kinds);
+            let first = first.get_or_insert_with(|| kinds.clone());
             let names = [&gate.name, &up.name, &layers.down.name];
-            for ((name, kind), first) in names.into_iter().zip(kinds).zip(first) {
-                self.faults.0.extend(kind.differs(*first, name));
+            for ((name, kind), first) in names.into_iter().zip(&kinds).zip(first) {
+                self.faults.0.extend(kind.differs(first, name));
             }
             if kinds[0].is_float() != kinds[2].is_float() {
                 let layer = layers.down.name.clone();
@@ -243,26 +243,28 @@ impl WeightSource for CheckedWeights<'_> {
 }
 
 /// What the check finds of a layer.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum LayerKind {
     /// A fault, which was reported, or a layer whose values are not read.
-    Broken,
+    Unknown,
     Float,
-    /// A quantised layer; [`WeightFormat::permuted`](marlin_format::WeightFormat) is always false,
-    /// because one kernel multiplies by weights with act-order and by others.
-    Quantized(WeightDescriptor),
+    /// A quantised layer, and its order of rows if it has act-order.
+    Quantized(WeightDescriptor, Option<Vec<u32>>),
 }
 
 impl LayerKind {
-    fn is_float(self) -> bool {
-        self == Self::Float
+    fn is_float(&self) -> bool {
+        *self == Self::Float
     }
 
     /// Returns the fault of an expert's layer that differs from that of the first expert.
-    fn differs(self, first: Self, layer: &str) -> Option<ModelError> {
+    fn differs(&self, first: &Self, layer: &str) -> Option<ModelError> {
         let layer = layer.to_string();
         match (self, first) {
-            (Self::Quantized(found), Self::Quantized(expected)) if found != expected => {
+            // One kernel multiplies by weights with act-order and by others.
+            (Self::Quantized(found, _), Self::Quantized(expected, _))
+                if found.with_permutation(true) != expected.with_permutation(true) =>
+            {
                 Some(ModelError::OtherExpert {
                     layer,
                     expected: expected.to_string(),
@@ -285,7 +287,7 @@ impl CheckedWeights<'_> {
             .is_some_and(|weight| is_float(weight.dtype));
         if !self.reads_values && checkpoint.contains_layer(name) && !is_float {
             self.skip(name);
-            return Ok(LayerKind::Broken);
+            return Ok(LayerKind::Unknown);
         }
         let read = self.files.reader.layer(layer);
         let kind = match self.faults.keep(read) {
@@ -296,13 +298,10 @@ impl CheckedWeights<'_> {
             }) => {
                 (self.on_layer)(name, &format, &weight);
                 self.files.finish(name, &tensors);
-                let WeightDescriptor { format, k, n, .. } = weight.descriptor();
+                let descriptor = weight.descriptor();
+                let rows = weight.row_permutation().map(<[u32]>::to_vec);
                 checkpoint.recycle(weight);
-                LayerKind::Quantized(WeightDescriptor::plain(
-                    format.with_permutation(false),
-                    k,
-                    n,
-                ))
+                LayerKind::Quantized(descriptor, rows)
             }
             Some(HostLayer::Float) => {
                 self.check(format!("{name}.weight"), &[n, k])?;
@@ -311,7 +310,7 @@ impl CheckedWeights<'_> {
             None => {
                 self.skip(name);
                 self.faults.go_on()?;
-                LayerKind::Broken
+                LayerKind::Unknown
             }
         };
         if layer.bias {

@@ -125,7 +125,7 @@ impl LanguageModel {
     /// [Opens](Self::open) a folder, and reports progress after every tensor or quantised layer.
     ///
     /// Layers are read one at a time from the mapped files; the layers of a joined matmul are read
-    /// together. They are converted on all cores, sent to the device, and dropped, together with
+    /// together, and the experts of a block are held until all of them are read. They are converted on all cores, sent to the device, and dropped, together with
     /// the pages of the files. While the device receives one projection, the next is read.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::architectures::LayerShape;
 use crate::config::ModelConfig;
 
 /// The number of projections that wait between the thread that reads and the device. With one
-/// more in each thread, the host holds at most three.
+/// more in each thread, the host holds at most three; and of a mixture the experts of a block.
 const WAITING: usize = 1;
 
 /// Reads the quantised weights of a folder in the formats that its config gives them.

@@ -9,7 +9,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_marlin::backend::activation_dtype;
 use burn_marlin::experts::QuantExperts;
 use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
-use marlin_format::{PlainWeight, WeightDescriptor};
+use marlin_format::PlainWeight;
 
 use super::OpenProgress;
 use super::reader::{HostProjection, HostWeights, LayerReader};
@@ -192,10 +192,8 @@ impl HostExperts {
         };
         match (&mut *self, weight) {
             (Self::Quantized(all), Some(weight)) => {
-                let [expected, found] = [all.first().unwrap_or(&weight), &weight].map(|weight| {
-                    let WeightDescriptor { format, k, n, .. } = weight.descriptor();
-                    WeightDescriptor::plain(format.with_permutation(false), k, n)
-                });
+                let [expected, found] = [all.first().unwrap_or(&weight), &weight]
+                    .map(|weight| weight.descriptor().with_permutation(false));
                 if expected != found {
                     return Err(ModelError::OtherExpert {
                         layer: name(),

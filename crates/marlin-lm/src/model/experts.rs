@@ -122,6 +122,9 @@ impl DenseExperts {
         let token_bytes = experts * (both + hidden) * DType::from(dtype).size();
         let most = (BLOCK_BYTES / token_bytes.max(1)).max(1);
         let tokens = x.dims()[0];
+        if tokens == 0 {
+            return x.reshape(shape);
+        }
         let mut parts = Vec::new();
         for start in (0..tokens).step_by(most) {
             let rows = start..tokens.min(start + most);

@@ -24,7 +24,7 @@ pub struct LayerPlan {
 
 impl Model {
     /// Returns the plans of all matmuls with weights in a decode step of `rows` rows: those that all
-    /// tokens have in the order in which they run, then those of quantised experts, then the head.
+    /// tokens have, routers after them, then those of quantised experts, then the head.
     ///
     /// A prefill of `rows` tokens has the same plans for its layers, but the head runs only on the
     /// last tokens of prompts.
@@ -113,7 +113,9 @@ impl Model {
         let mut experts = Vec::new();
         let mixtures = self.layers.iter().filter_map(Block::mixture);
         for mixture in mixtures {
-            if let Experts::Quant(of_mixture) = &mixture.experts {
+            if let Experts::Quant(of_mixture) = &mixture.experts
+                && of_mixture.has_kernels(&self.device(), self.dtype())
+            {
                 let (router, weights) = (of_mixture.router(), of_mixture.descriptors());
                 push_new(&mut experts, ExpertsShape { router, weights });
             }

@@ -74,8 +74,7 @@ impl WeightSource for RandomWeights<'_> {
         let bias = layer
             .bias
             .then(|| Tensor::zeros([n], (self.device, self.dtype)));
-        // Routers and heads stay float.
-        let is_quantized = layer.name.ends_with("_proj");
+        let is_quantized = !layer.is_router && layer.name != "lm_head";
         match self.format.filter(|_| is_quantized) {
             // Transposed, like the weights of checkpoints.
             None => Ok(Projection::Dense(Linear {

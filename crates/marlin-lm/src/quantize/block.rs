@@ -142,9 +142,10 @@ impl<'w, 'a> BlockRun<'w, 'a> {
 
     /// Adds the outputs of a mixture to the hidden states, after all of its matmuls.
     fn pass_mixture(&mut self) -> Result<(), ModelError> {
-        if self.shape.experts().is_none() || self.walk.pending.is_some() {
+        if self.shape.experts().is_none() {
             return Ok(());
         }
+        self.walk.flush(&self.name)?;
         let kind = ProjectionKind::Down;
         self.walk.pass_float(&self.name, kind, &self.float)?;
         self.walk.pending = Some((kind, self.quantized.clone()));
@@ -217,13 +218,18 @@ impl<'a> BlockRunner for BlockRun<'_, 'a> {
         while let Some(projected) = self.projected() {
             let layers = layers(&projected.plans);
             if !layers.is_empty() {
+                // Of an expert without inputs, nothing else says how many tokens there were.
+                let tokens = match projected.matmul {
+                    Matmul::Expert(_) if self.walk.quantizer.needs_calibration() => 0,
+                    _ => self.walk.tokens(),
+                };
                 let scales = match projected.matmul {
                     Matmul::Projection(kind) => self.scales.has(kind),
                     Matmul::Expert(_) => false,
                 };
                 return Ok(Some(LayerGroup {
                     layers,
-                    tokens: self.walk.tokens(),
+                    tokens,
                     sums: None,
                     scales: scales.then(|| projected.factors.rows().to_vec()),
                     handle: projected,

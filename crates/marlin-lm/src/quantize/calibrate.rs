@@ -38,7 +38,7 @@ pub struct Calibration {
     /// it, otherwise f32.
     pub dtype: Option<FloatDType>,
     /// True to calibrate every expert of a mixture with all tokens, false with those that its router
-    /// sends to it. An expert without tokens is rounded.
+    /// sends to it. An expert with fewer than 128 tokens is rounded.
     pub route_all: bool,
 }
 
@@ -99,6 +99,7 @@ pub(super) fn calibrate(
     let mut walk = CalibrationWalk {
         config,
         plans,
+        plans_by_name: plans.iter().map(|plan| (plan.source(), plan)).collect(),
         quantizer: &*quantizer,
         awq: options.method.awq(),
         route_all: calibration.route_all,

@@ -126,11 +126,11 @@ impl CalibrationWalk<'_> {
         visit: &mut dyn FnMut(LayerInputs) -> Result<(), LayerError>,
     ) -> Result<(), ModelError> {
         self.for_each_batch(at, |walk, index, hidden| {
-            let float_hidden = walk.float(index).map_err(|error| unread(at, &error))?;
             let tokens = walk.tokens_of(index, matmul.expert, chosen, block);
             if tokens.is_empty() {
                 return Ok(());
             }
+            let float_hidden = walk.float(index).map_err(|error| unread(at, &error))?;
             let count = tokens.len();
             let tokens =
                 Tensor::<1, Int>::from_data(TensorData::new(tokens, [count]), &hidden.device());

@@ -180,7 +180,11 @@ fn check(
 /// format splits it into. `None` for a layer that is not quantised.
 fn targets_of(config: &ModelConfig, layer: &str, format: FileFormat) -> Option<Vec<String>> {
     let (block, name) = layer.strip_prefix("model.layers.")?.split_once('.')?;
-    let shape = config.block(block.parse().ok()?);
+    let block = block
+        .parse()
+        .ok()
+        .filter(|&block: &usize| block < config.num_hidden_layers)?;
+    let shape = config.block(block);
     let experts = shape.experts();
     if experts.is_some_and(|experts| experts.expert_layer(name).is_some()) {
         return Some(vec![layer.into()]);

@@ -63,7 +63,7 @@ pub(super) fn arguments(
         "overrides": options.overrides.iter().map(|(pattern, change)| format!("{pattern}={change}")).collect::<Vec<_>>(),
         "order": order,
         "damping": damping,
-        "route all": calibration.route_all,
+        "route all": calibration.route_all && order.is_some(),
         "dtype": calibration.dtype.map(|dtype: FloatDType| format!("{dtype:?}")),
     });
     Ok(arguments.as_object().cloned().unwrap_or_default())

@@ -1,6 +1,7 @@
 //! Propagation of the samples' hidden states through the blocks of two models: the float model and
 //! the model that is being quantised.
 
+use std::collections::HashMap;
 use std::thread::JoinHandle;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -25,6 +26,8 @@ const BATCH_BYTES: usize = 1 << 28;
 pub(super) struct CalibrationWalk<'a> {
     pub(super) config: &'a ModelConfig,
     pub(super) plans: &'a [Plan<'a>],
+    /// The plans by the names of their layers in the source.
+    pub(super) plans_by_name: HashMap<&'a str, &'a Plan<'a>>,
     pub(super) quantizer: &'a dyn Quantizer,
     /// True if inputs are scaled before weights are quantised.
     pub(super) awq: bool,
@@ -287,7 +290,7 @@ impl<'a> CalibrationWalk<'a> {
 
     /// Returns the plans of layers with these names, in their order.
     pub(super) fn plans_named(&self, names: &[String]) -> Vec<&'a Plan<'a>> {
-        let named = |name: &String| self.plans.iter().find(|plan| plan.source() == name);
+        let named = |name: &String| self.plans_by_name.get(name.as_str()).copied();
         names.iter().filter_map(named).collect()
     }
 

@@ -17,6 +17,7 @@ use burn_marlin::backend::{OptionalFloat, QuantBackend, float_dtype};
 use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use marlin_format::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
+use marlin_kernels::experts::RouteKernels;
 use marlin_kernels::{
     ActivationDtype, Epilogue, FloatProblem, Kernel, Prologue, QuantProblem, Target,
     additional_server, elementwise, experts, plan, vector_size,
@@ -222,7 +223,8 @@ fn experts_key(
     let card = Target::of(client).card;
     let plan = card.and_then(|card| experts::plan(&gate_up, &down, rows, &card));
     let tiles = plan.map(|plan| (plan.gate_up.tile, plan.down.tile));
-    format!("{experts:?} {tiles:?}")
+    let route = RouteKernels::of(&experts.router, rows);
+    format!("{experts:?} {tiles:?} {route:?}")
 }
 
 /// Runs a layer of experts.

@@ -12,7 +12,6 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use marlin_format::{WeightDescriptor, WeightTensors};
 use marlin_kernels::experts::{self, LayerOperands, RouteOperands, Router};
-use marlin_kernels::problem::MAX_ELEMENTS;
 use marlin_kernels::{Epilogue, KernelError, Target};
 
 impl ExpertsBackend for CubeBackend {
@@ -67,7 +66,7 @@ impl Layer {
     fn launch(self, x: CubeTensor, logits: CubeTensor) -> Result<CubeTensor, KernelError> {
         let (tokens, k) = (logits.shape()[0], self.gate_up.1.k);
         let widest = self.gate_up.1.n.max(self.down.1.n).max(k);
-        let most_tokens = (MAX_ELEMENTS / (widest * self.router.top_k)).max(1);
+        let most_tokens = experts::most_tokens(&self.router, widest);
         if tokens <= most_tokens {
             return self.launch_block(x, logits);
         }
@@ -102,7 +101,10 @@ impl Layer {
                 reason: "no kernel of this device takes experts of this format",
             })?;
         let out = empty(&x, Shape::new([tokens, down.n()]), x.dtype);
-        let dtype = activation_dtype(logits.dtype).unwrap_or(gate_up.activations);
+        let dtype = activation_dtype(logits.dtype).ok_or_else(|| KernelError::Dtype {
+            runtime: target.runtime,
+            dtype: logits.dtype.name(),
+        })?;
         let operands = LayerOperands {
             x: buffer(x),
             route: RouteOperands {

@@ -12,7 +12,7 @@ pub(super) mod sort;
 
 use super::Router;
 use crate::pdl;
-use crate::problem::expect_length;
+use crate::problem::{MAX_ELEMENTS, expect_at_most, expect_length};
 use crate::{ActivationDtype, KernelError, Target};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -136,6 +136,7 @@ pub fn route(
     if let Some(correction) = &correction {
         expect_length(&problem, "correction", router.experts, correction.len())?;
     }
+    expect_at_most(&problem, count.saturating_mul(router.experts), MAX_ELEMENTS)?;
     let rows = count * router.top_k;
     let of_rows = || client.empty(rows.max(1) * size_of::<u32>());
     let blocks = 1 + most_blocks(&router, count, block_rows);
@@ -236,9 +237,9 @@ pub fn route(
     Ok(routing)
 }
 
-/// The kernels that route a number of tokens.
+/// The kernels that [`route`] launches for a number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RouteKernels {
+pub enum RouteKernels {
     /// One block of a warp for each token, whose rows are the lanes of one warp.
     Few,
     /// One block, whose warps choose the experts of one token each.
@@ -248,7 +249,8 @@ pub(super) enum RouteKernels {
 }
 
 impl RouteKernels {
-    pub(super) const fn of(router: &Router, tokens: usize) -> Self {
+    /// Returns the kernels for a number of tokens.
+    pub const fn of(router: &Router, tokens: usize) -> Self {
         if is_few(router, tokens) {
             Self::Few
         } else if tokens <= UNITS / WARP {
