@@ -182,7 +182,7 @@ impl QuantExperts {
     }
 
     /// Returns the layer with a correction `[experts]`, which is added to the scores of
-    /// [`RouterScores::Sigmoid`](marlin_kernels::experts::RouterScores::Sigmoid) before experts are
+    /// [`RouterScores::Sigmoid`] before experts are
     /// chosen, and does not change their weights.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ use marlin_kernels::{Plan, QuantProblem, Target};
 
 /// A backend with the layer of experts of a mixture.
 ///
-/// Shapes and dtypes are checked by [`QuantExperts`](crate::QuantExperts), which calls the
+/// Shapes and dtypes are checked by [`QuantExperts`](crate::experts::QuantExperts), which calls the
 /// operation on devices alone that have its kernels.
 #[backend_extension(
     Cube: cfg(feature = "cubecl-runtime"),
