@@ -2,6 +2,7 @@
 
 use crate::BenchError;
 use crate::kernels::{Rates, rates};
+use crate::preset::Preset;
 use crate::record;
 use crate::weights::Weights;
 use burn::tensor::{Device, FloatDType};
@@ -11,7 +12,6 @@ use marlin_format::{GroupSize, QuantSpec, WeightValue};
 use marlin_lm::model::{Block, Experts};
 use marlin_lm::{CacheFormat, Engine, Model, ModelConfig, Projection, RequestParams};
 use serde::Serialize;
-use serde_json::json;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -59,24 +59,6 @@ pub struct DecodeArgs {
     record: Option<PathBuf>,
 }
 
-/// A model whose shape is known.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Preset {
-    #[value(name = "llama-2-7b")]
-    Llama2Seven,
-    #[value(name = "llama-3-8b")]
-    Llama3Eight,
-    #[value(name = "llama-2-70b")]
-    Llama2Seventy,
-    #[value(name = "qwen3-30b-a3b")]
-    Qwen3Thirty,
-    #[value(name = "mixtral-8x7b")]
-    Mixtral,
-    /// The shipped model of this project.
-    #[value(name = "train-tiny-llama")]
-    Shipped,
-}
-
 /// The figures of one run.
 #[derive(Debug, Serialize)]
 pub struct StepFigure {
@@ -111,49 +93,6 @@ pub struct StepFigure {
     /// The bytes of weights read per second, as a fraction of the card's read rate; `None` if that
     /// rate was not measured.
     read_fraction: Option<f64>,
-}
-
-impl Preset {
-    /// Returns a config with the shape of the model.
-    pub fn config(self) -> Result<ModelConfig, BenchError> {
-        let config = |hidden: usize,
-                      intermediate: usize,
-                      layers: usize,
-                      heads: usize,
-                      kv_heads: usize,
-                      vocab: usize,
-                      positions: usize,
-                      theta: f64| {
-            json!({
-                "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab, "hidden_size": hidden,
-                "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-                "rms_norm_eps": 1e-5, "max_position_embeddings": positions, "rope_theta": theta, "eos_token_id": 2,
-            })
-            .to_string()
-        };
-        let text = match self {
-            Self::Llama2Seven => config(4096, 11008, 32, 32, 32, 32000, 4096, 1e4),
-            Self::Llama3Eight => config(4096, 14336, 32, 32, 8, 128_256, 131_072, 5e5),
-            Self::Llama2Seventy => config(8192, 28672, 80, 64, 8, 32000, 4096, 1e4),
-            Self::Qwen3Thirty => json!({
-                "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144,
-                "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "rope_theta": 1e6,
-                "max_position_embeddings": 40_960, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
-                "norm_topk_prob": true, "eos_token_id": 2,
-            })
-            .to_string(),
-            Self::Mixtral => json!({
-                "architectures": ["MixtralForCausalLM"], "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14336,
-                "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32_768,
-                "num_local_experts": 8, "num_experts_per_tok": 2, "eos_token_id": 2,
-            })
-            .to_string(),
-            Self::Shipped => {
-                include_str!("../../examples/train-tiny-llama/model/config.json").to_owned()
-            }
-        };
-        ModelConfig::from_json(&text).map_err(failed)
-    }
 }
 
 /// Times the models in the arguments, prints a line for each run, and writes the record.

@@ -2,7 +2,8 @@
 //! as many tokens: for servers, when no large model is at hand.
 
 use crate::BenchError;
-use crate::decode::{Preset, failed};
+use crate::decode::failed;
+use crate::preset::Preset;
 use crate::weights::Weights;
 use clap::Args;
 use half::f16;

@@ -21,6 +21,8 @@ mod paged;
 #[cfg(feature = "cuda")]
 mod parts;
 #[cfg(feature = "cuda")]
+mod preset;
+#[cfg(feature = "cuda")]
 mod prompts;
 #[cfg(feature = "cuda")]
 mod quantize;

@@ -1,27 +1,26 @@
 //! Times layers of mixtures of experts: the router, the routing, the matmuls of gates and ups and
 //! of down, and the weighted sums.
 
+mod layer;
+
 use crate::BenchError;
-use crate::kernels::rates;
 use crate::operands::{Weights, activations, buffer};
 use crate::record;
 use crate::timing::time;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
-use marlin_format::{
-    GroupSize, QuantSpec, ScaleDtype, WeightDescriptor, WeightLayout, WeightValue,
-};
+use layer::{Layer, MoeModel};
 use marlin_kernels::experts::{
-    ExpertOperands, LayerPlan, RouteOperands, Router, RouterScores, Routing, combine,
-    expected_row_blocks, launches, multiply, plan, route,
+    ExpertOperands, LayerPlan, RouteOperands, Router, RouterScores, Routing, combine, launches,
+    multiply, plan, route,
 };
-use marlin_kernels::matmul::few_columns::{self, FewColumnsOperands};
+use marlin_kernels::matmul::few_columns;
 use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
 use marlin_kernels::tile::{Launch, RowOrder};
-use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, Kernel, QuantProblem, Target};
+use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, QuantProblem, Target};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -44,54 +43,6 @@ pub struct MoeArgs {
     /// Write a record of the run to this file.
     #[arg(long)]
     record: Option<PathBuf>,
-}
-
-/// A model with a mixture of experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum MoeModel {
-    #[value(name = "qwen3-30b-a3b")]
-    Qwen3,
-    #[value(name = "mixtral-8x7b")]
-    Mixtral,
-    #[value(name = "gpt-oss-20b")]
-    GptOss20b,
-    #[value(name = "gpt-oss-120b")]
-    GptOss120b,
-    #[value(name = "qwen3.6-35b-a3b")]
-    Qwen36,
-}
-
-/// The sizes of a layer, from the configs of the models.
-#[derive(Debug, Clone, Copy)]
-struct Layer {
-    name: &'static str,
-    experts: usize,
-    hidden: usize,
-    intermediate: usize,
-    top_k: usize,
-    spec: QuantSpec,
-}
-
-impl MoeModel {
-    fn layer(self) -> Layer {
-        let int4 = QuantSpec::new(WeightValue::Int4, GroupSize::G128);
-        let mxfp4 = QuantSpec::new(WeightValue::E2m1, GroupSize::G32);
-        let (name, experts, hidden, intermediate, top_k, spec) = match self {
-            Self::Qwen3 => ("qwen3-30b-a3b", 128, 2048, 768, 8, int4),
-            Self::Mixtral => ("mixtral-8x7b", 8, 4096, 14336, 2, int4),
-            Self::GptOss20b => ("gpt-oss-20b", 32, 2880, 2880, 4, mxfp4),
-            Self::GptOss120b => ("gpt-oss-120b", 128, 2880, 2880, 4, mxfp4),
-            Self::Qwen36 => ("qwen3.6-35b-a3b", 256, 2048, 512, 8, mxfp4),
-        };
-        Layer {
-            name,
-            experts,
-            hidden,
-            intermediate,
-            top_k,
-            spec: spec.with_scale_dtype(ScaleDtype::BF16),
-        }
-    }
 }
 
 /// The dtype of activations.
@@ -208,8 +159,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Launches the matmul of gates and ups, which gathers rows, or of down, of call `call`. `x` and
-    /// the output are in `[x, out]`.
+    /// Launches the matmul of gates and ups, which gathers rows, or of down, of call `call`. `x`
+    /// and the output are in `[x, out]`.
     fn multiply(
         &self,
         problem: &QuantProblem,
@@ -304,18 +255,14 @@ impl<'a> Bench<'a> {
         };
         let kernel = marlin_kernels::plan(head, &target).kernel;
         let router = |i: usize| {
-            let (x, weight) = (
-                buffer(&x_of(i), tokens * layer.hidden),
-                buffer(&self.router, layer.experts * layer.hidden),
-            );
-            let out = buffer(&call.logits, tokens * layer.experts);
+            let operands = LmHeadOperands {
+                x: buffer(&x_of(i), tokens * layer.hidden),
+                weight: buffer(&self.router, layer.experts * layer.hidden),
+                out: buffer(&call.logits, tokens * layer.experts),
+            };
             match kernel {
-                Kernel::FewColumns => {
-                    few_columns::launch(client, &head, FewColumnsOperands { x, weight, out })
-                }
-                Kernel::LmHead(kernel) => {
-                    lm_head::launch(client, &head, kernel, LmHeadOperands { x, weight, out })
-                }
+                Kernel::FewColumns => few_columns::launch(client, &head, operands),
+                Kernel::LmHead(kernel) => lm_head::launch(client, &head, kernel, operands),
                 _ => Ok(()),
             }
         };
@@ -420,45 +367,6 @@ impl Call<'_> {
             None,
             buffer(&self.out, routing.count * features),
         )?)
-    }
-}
-
-impl Layer {
-    /// Returns the weights of gates and ups, and of down.
-    fn weights(&self) -> (WeightDescriptor, WeightDescriptor) {
-        let of = |k, n| {
-            WeightDescriptor::plain(self.spec, k, n)
-                .with_experts(self.experts)
-                .in_layout(WeightLayout::Tile)
-        };
-        (
-            of(self.hidden, 2 * self.intermediate),
-            of(self.intermediate, self.hidden),
-        )
-    }
-
-    /// Returns the matmuls of gates and ups, and of down.
-    fn problems(&self, tokens: usize) -> (QuantProblem, QuantProblem) {
-        let (gate_up, down) = self.weights();
-        let rows = tokens * self.top_k;
-        (
-            QuantProblem::new(rows, gate_up, DTYPE).with_epilogue(Epilogue::SwiGlu),
-            QuantProblem::new(rows, down, DTYPE),
-        )
-    }
-
-    /// Returns the lower bound of the time of both matmuls in microseconds: the time to read the
-    /// weights of the distinct experts, or to compute the products, whichever is longer.
-    fn floor(&self, tokens: usize, card: &str) -> Option<f64> {
-        let distinct = expected_row_blocks(tokens, self.top_k, self.experts, tokens);
-        let weights = (3 * self.hidden * self.intermediate) as f64;
-        let scale_bytes = match self.spec.value {
-            WeightValue::E2m1 => 1.0 / 32.0,
-            _ => 2.0 / 128.0,
-        };
-        let bytes = distinct * weights * (0.5 + scale_bytes);
-        let flops = 2.0 * weights * (tokens * self.top_k) as f64;
-        rates(card).map(|rates| (bytes / rates.read).max(flops / rates.flops) * 1e6)
     }
 }
 

@@ -2,9 +2,8 @@
 //! token of every prompt.
 
 use crate::BenchError;
-use crate::decode::{
-    CHUNK, Preset, add_requests, failed, first_tokens, prefill_steps, step, value_name,
-};
+use crate::decode::{CHUNK, add_requests, failed, first_tokens, prefill_steps, step, value_name};
+use crate::preset::Preset;
 use crate::record;
 use crate::weights::Weights;
 use burn::tensor::{Device, FloatDType};

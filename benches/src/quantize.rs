@@ -1,8 +1,9 @@
 //! Times the calibration of a folder in Llama's shape, with generated weights.
 
 use crate::BenchError;
-use crate::decode::{Preset, failed, value_name};
+use crate::decode::{failed, value_name};
 use crate::host::kilobytes;
+use crate::preset::Preset;
 use burn::tensor::Device;
 use clap::Args;
 use half::f16;

@@ -38,9 +38,9 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     }
 }
 
-/// The increase of the perplexity by GPTQ as a share of the increase by rounding: 0.302 on Vulkan and
-/// 0.369 on CUDA, both on an H200, with 5 % on either side. A difference in the last bit of a sum
-/// changes how later weights are rounded, so the share differs between devices.
+/// The increase of the perplexity by GPTQ as a share of the increase by rounding: 0.302 on Vulkan
+/// and 0.369 on CUDA, both on an H200, with 5 % on either side. A difference in the last bit of a
+/// sum changes how later weights are rounded, so the share differs between devices.
 const GPTQ_SHARE: RangeInclusive<f64> = 0.95 * 0.302..=1.05 * 0.369;
 
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G128);

@@ -86,7 +86,8 @@ impl QuantExperts {
     }
 
     /// Rounds float weights to the nearest values of the spec's bits, on the host: `gate_up`
-    /// [experts, hidden, 2 x intermediate], gates first, and `down` [experts, intermediate, hidden].
+    /// [experts, hidden, 2 x intermediate], gates first, and `down` [experts, intermediate,
+    /// hidden].
     ///
     /// # Errors
     /// The errors of [`new`](Self::new), and an error for a value that is not finite.

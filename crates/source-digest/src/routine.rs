@@ -22,15 +22,15 @@ pub enum Routine {
     Gemv,
     /// The logits of a float lm_head.
     Head,
-    /// The RMS norm, the SiLU gate with its multiplication, the conversion of rows of a KV cache, and
-    /// the rounding of rows of activations to e4m3.
+    /// The RMS norm, the SiLU gate with its multiplication, the conversion of rows of a KV cache,
+    /// and the rounding of rows of activations to e4m3.
     Rows,
     /// The attention of a decode step, and of prompts without tensor cores.
     Attention,
     /// The attention of prompts on tensor cores.
     Flash,
-    /// The routers' products, the routing of tokens to experts, the gathering of rows for weights with
-    /// act-order, and the weighted sums of experts' outputs.
+    /// The routers' products, the routing of tokens to experts, the gathering of rows for weights
+    /// with act-order, and the weighted sums of experts' outputs.
     Experts,
     /// The steps of `examples/ladder`.
     Ladder,

@@ -153,8 +153,8 @@ impl Operands {
         x
     }
 
-    /// Returns the page table with pages outside the cache past each sequence's last position, which
-    /// kernels must not read.
+    /// Returns the page table with pages outside the cache past each sequence's last position,
+    /// which kernels must not read.
     pub(super) fn used_pages(&self, shape: &AttentionShape) -> Option<Vec<i32>> {
         let (size, [_, columns]) = (shape.cache.pages?.size, shape.cache.table_dims()?);
         let mut used = vec![-1; self.pages.as_ref()?.len()];

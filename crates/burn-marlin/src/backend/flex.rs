@@ -143,8 +143,7 @@ pub(super) fn weight_problem(
 /// Runs a kernel on the memory of a weight's tensors.
 ///
 /// # Panics
-/// Panics if the kernel returns an error: backend operations have no way to return an error, and
-/// user errors are checked before the operation.
+/// Panics if the kernel returns an error, see [`computed`].
 pub(super) fn with_host_weight<R>(
     weight: WeightTensors<FlexTensor>,
     kernel: impl FnOnce(HostWeight<'_>) -> Result<R, KernelError>,
@@ -157,7 +156,16 @@ pub(super) fn with_host_weight<R>(
         zero_points: weight.zero_points.as_ref().map(words),
         row_permutation: weight.row_permutation.as_ref().map(words),
     };
-    kernel(host).unwrap_or_else(|error| panic!("host kernel refused: {error}"))
+    computed(kernel(host))
+}
+
+/// Unwraps the result of a host kernel.
+///
+/// # Panics
+/// Panics if the kernel returned an error: backend operations have no way to return an error, and
+/// user errors are checked before the operation.
+pub(super) fn computed<T>(result: Result<T, KernelError>) -> T {
+    result.unwrap_or_else(|error| panic!("host kernel refused: {error}"))
 }
 
 /// Returns the bits of a contiguous i32 tensor, as u32 words.

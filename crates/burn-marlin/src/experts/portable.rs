@@ -7,8 +7,8 @@ use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 use marlin_kernels::experts::host;
 
 impl QuantExperts {
-    /// Computes the layer for `x` [tokens, hidden] and logits [tokens, experts]. The logits are read
-    /// to the host, which chooses the experts; each expert's rows are then multiplied by its
+    /// Computes the layer for `x` [tokens, hidden] and logits [tokens, experts]. The logits are
+    /// read to the host, which chooses the experts; each expert's rows are then multiplied by its
     /// matrices.
     ///
     /// # Panics

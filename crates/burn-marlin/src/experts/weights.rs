@@ -4,13 +4,13 @@ use super::{Router, RouterScores};
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{FloatDType, Int, Tensor};
 
-/// Returns the weight of each expert for each token [tokens, experts] in f32, from a router's logits
-/// [tokens, experts]: 0 for the experts that the router does not choose. Of experts with equal
-/// scores, the one with the smaller number is chosen.
+/// Returns the weight of each expert for each token [tokens, experts] in f32, from a router's
+/// logits [tokens, experts]: 0 for the experts that the router does not choose. Of experts with
+/// equal scores, the one with the smaller number is chosen.
 ///
-/// Nothing is read to the host, and gradients flow to the logits of the chosen experts. A layer with
-/// [`QuantExperts`](super::QuantExperts) does not need this: it is for layers whose experts all
-/// compute all tokens.
+/// Nothing is read to the host, and gradients flow to the logits of the chosen experts. A layer
+/// with [`QuantExperts`](super::QuantExperts) does not need this: it is for layers whose experts
+/// all compute all tokens.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

@@ -81,8 +81,9 @@ pub(super) fn parameter(
     Param::uninitialized(id, init, device.clone(), false, Shape::new([elements]))
 }
 
-/// Creates a parameter into which a mapper may load a description of a weight like `own`. A loaded parameter has the
-/// length of a description; a parameter that is read without being loaded has one value.
+/// Creates a parameter into which a mapper may load a description of a weight like `own`. A loaded
+/// parameter has the length of a description; a parameter that is read without being loaded has one
+/// value.
 pub(super) fn expected(own: &WeightDescriptor, id: ParamId, device: &Device) -> Param<Tensor<1>> {
     let init = |device: &Device, _: bool| Tensor::zeros([1], (device, DType::F32));
     Param::uninitialized(id, init, device.clone(), false, Shape::new([length(own)]))

@@ -1,7 +1,7 @@
 //! Weights of the experts of a mixture: several matrices of one shape in one tensor each.
 
 use super::tensors::{DeviceTensors, HostTensors};
-use super::{QuantizedWeight, rounded_for_tensor_cores};
+use super::{QuantizedWeight, round_for_tensor_cores};
 use crate::Error;
 use crate::device::scale_dtype;
 use burn::module::{Param, ParamId};
@@ -10,8 +10,9 @@ use marlin_format::PlainWeight;
 use marlin_kernels::ActivationDtype;
 
 impl QuantizedWeight {
-    /// Puts the matrices [K, N] of experts on a device, one below the other. A 2:4 matrix becomes dense. If some of the matrices have act-order,
-    /// the others get a permutation that keeps their rows.
+    /// Puts the matrices [K, N] of experts on a device, one below the other. A 2:4 matrix becomes
+    /// dense. If some of the matrices have act-order, the others get a permutation that keeps their
+    /// rows.
     ///
     /// # Errors
     /// [`Error::NoExperts`], and [`Error::ExpertFormats`] if the matrices differ in their shape or
@@ -21,8 +22,9 @@ impl QuantizedWeight {
         activations: ActivationDtype,
         device: &Device,
     ) -> Result<Self, Error> {
-        let experts: Vec<PlainWeight> = experts.into_iter().map(PlainWeight::into_dense).collect();
-        let experts = rounded_for_tensor_cores(experts, activations, device);
+        let mut experts: Vec<PlainWeight> =
+            experts.into_iter().map(PlainWeight::into_dense).collect();
+        round_for_tensor_cores(&mut experts, activations, device);
         let count = experts.len();
         let permuted = experts
             .iter()
@@ -62,25 +64,24 @@ impl QuantizedWeight {
         assert!(expert < count, "expert {expert} of {count}");
         let one = self.descriptor.with_experts(1);
         let shapes = one.tensors().map(|_, tensor| tensor.matrix_shape());
-        let part = |tensor: &Param<Tensor<2, Int>>, [rows, _]: [usize; 2]| {
-            let rows = expert * rows..(expert + 1) * rows;
-            Param::initialized(ParamId::new(), tensor.val().slice_dim(0, rows))
+        let rows = |count: usize| expert * count..(expert + 1) * count;
+        let words = |tensor: &Param<Tensor<2, Int>>, [count, _]: [usize; 2]| {
+            Param::initialized(ParamId::new(), tensor.val().slice_dim(0, rows(count)))
         };
         let tensors = &self.tensors;
-        let scales = shapes.scales[0];
-        let scales = expert * scales..(expert + 1) * scales;
-        let rows = expert * one.k..(expert + 1) * one.k;
+        let scales = tensors.scales.val().slice_dim(0, rows(shapes.scales[0]));
         let tensors = DeviceTensors {
-            qweight: part(&tensors.qweight, shapes.qweight),
+            qweight: words(&tensors.qweight, shapes.qweight),
             metadata: None,
-            scales: Param::initialized(ParamId::new(), tensors.scales.val().slice_dim(0, scales)),
+            scales: Param::initialized(ParamId::new(), scales),
             zero_points: tensors
                 .zero_points
                 .as_ref()
                 .zip(shapes.zero_points)
-                .map(|(zeros, shape)| part(zeros, shape)),
+                .map(|(zeros, shape)| words(zeros, shape)),
             row_permutation: tensors.row_permutation.as_ref().map(|permutation| {
-                Param::initialized(ParamId::new(), permutation.val().slice_dim(0, rows))
+                let permutation = permutation.val().slice_dim(0, rows(one.k));
+                Param::initialized(ParamId::new(), permutation)
             }),
         };
         Self::new(tensors, one, self.activations)

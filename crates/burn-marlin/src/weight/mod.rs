@@ -94,11 +94,11 @@ impl QuantizedWeight {
     /// Creates a weight on a device like [`from_plain_for`](Self::from_plain_for), without a copy
     /// on the host: the tensors take over the weight's memory.
     pub fn from_owned_plain(
-        plain: PlainWeight,
+        mut plain: PlainWeight,
         activations: ActivationDtype,
         device: &Device,
     ) -> Self {
-        let plain = rounded_for_tensor_cores(vec![plain], activations, device).swap_remove(0);
+        round_for_tensor_cores(std::slice::from_mut(&mut plain), activations, device);
         let problem = QuantProblem::new(1, plain.descriptor(), activations);
         let is_sparse =
             device_layout(&problem, &target(device)).format.sparsity == Sparsity::TwoFour;
@@ -237,8 +237,8 @@ impl QuantizedWeight {
     ) -> Result<Self, Error> {
         descriptor.check()?;
         let spec = descriptor.spec();
-        // The random codes are uniform. The standard deviation of integers is 2^bits / sqrt(12), and
-        // that of the difference of two such values is sqrt(2) times as large.
+        // The random codes are uniform. The standard deviation of integers is 2^bits / sqrt(12),
+        // and that of the difference of two such values is sqrt(2) times as large.
         let differences = if spec.has_zero_points() { 2f64 } else { 1.0 };
         let deviation = if spec.value.is_float() {
             DeviceTensors::deviation_of_floats(spec.value)
@@ -392,29 +392,21 @@ fn read<E: burn::tensor::Element>(tensor: &'static str, data: TensorData) -> Res
     })
 }
 
-/// Rounds the scales of weights in f32 to the activations' dtype if the device has tensor cores. If a
-/// scale is too large for that dtype, all weights are unchanged, and the portable kernels take them.
-fn rounded_for_tensor_cores(
-    weights: Vec<PlainWeight>,
+/// Rounds the scales of weights in f32 to the activations' dtype if the device has tensor cores. If
+/// a scale is too large for that dtype, all weights are unchanged, and the portable kernels take
+/// them.
+fn round_for_tensor_cores(
+    weights: &mut [PlainWeight],
     activations: ActivationDtype,
     device: &Device,
-) -> Vec<PlainWeight> {
+) {
     let dtype = match activations {
         ActivationDtype::F16 => ScaleDtype::F16,
         ActivationDtype::BF16 => ScaleDtype::BF16,
-        ActivationDtype::F32 => return weights,
+        ActivationDtype::F32 => return,
     };
     let is_f32 = |plain: &PlainWeight| plain.spec().scales.dtype == ScaleDtype::F32;
-    if target(device).card.is_none() || !weights.iter().any(is_f32) {
-        return weights;
+    if target(device).card.is_some() && weights.iter().any(is_f32) {
+        PlainWeight::round_scales(weights, dtype);
     }
-    let fits = |plain: &PlainWeight| {
-        let scales = Scales::from_f32(&plain.scales().to_f32(), dtype);
-        scales.to_f32().iter().all(|scale| scale.is_finite())
-    };
-    if !weights.iter().all(fits) {
-        return weights;
-    }
-    let rounded = weights.into_iter();
-    rounded.map(|plain| plain.with_scales_in(dtype)).collect()
 }

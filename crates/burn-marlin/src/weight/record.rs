@@ -111,8 +111,8 @@ impl RecordTensors {
     /// Creates the tensors for a record in another format than the model's. They are zeros until a
     /// mapper loads them.
     ///
-    /// For a record with another K, N or number of experts, the tensors have shapes that no record has, so the record
-    /// is refused even if its tensors would fit.
+    /// For a record with another K, N or number of experts, the tensors have shapes that no record
+    /// has, so the record is refused even if its tensors would fit.
     pub fn expected(own: &WeightDescriptor, recorded: &WeightDescriptor, device: &Device) -> Self {
         let declared = |shape: Shape| {
             if own.has_shape_of(recorded) {

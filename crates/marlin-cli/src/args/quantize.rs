@@ -90,8 +90,9 @@ pub struct QuantizeArgs {
     /// gptq, awq: seed for drawing the samples.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// gptq: calibrate every expert of a mixture with all tokens. By default, an expert is calibrated
-    /// with the tokens that the router sends to it, and rounded if there are fewer than 128.
+    /// gptq: calibrate every expert of a mixture with all tokens. By default, an expert is
+    /// calibrated with the tokens that the router sends to it, and rounded if there are fewer than
+    /// 128.
     #[arg(long)]
     pub route_all: bool,
     /// gptq: act-order, which rounds the features with the largest inputs first, across groups.
@@ -118,11 +119,12 @@ pub struct QuantizeArgs {
     #[arg(long)]
     pub exclude: Vec<String>,
     /// Layers to quantise differently: a pattern as for --exclude; then `bits:8`, `group:g32`, both
-    /// with a comma between, a format of --format-values, or `skip`. May be given several times; the
-    /// first pattern that matches a layer applies.
+    /// with a comma between, a format of --format-values, or `skip`. May be given several times;
+    /// the first pattern that matches a layer applies.
     #[arg(long = "override", value_name = "PATTERN=SETTINGS", value_parser = override_of)]
     pub overrides: Vec<(String, Override)>,
-    /// Round the output head, too, to 4 or 8 bits in groups of 128; without it the head stays float.
+    /// Round the output head, too, to 4 or 8 bits in groups of 128; without it the head stays
+    /// float.
     #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(i64).try_map(WeightValue::try_from))]
     pub head: Option<WeightValue>,
     /// Print JSON.

@@ -195,12 +195,24 @@ impl PlainWeight {
     /// Rounds the scales to another dtype. Returns the weight unchanged if a scale is too large for
     /// that dtype.
     pub fn with_scales_in(mut self, dtype: ScaleDtype) -> Self {
-        let scales = Scales::from_f32(&self.parts.scales.to_f32(), dtype);
-        if scales.first_not_finite().is_none() {
-            self.parts.scales = scales;
-            self.parts.spec.scales.dtype = dtype;
-        }
+        Self::round_scales(std::slice::from_mut(&mut self), dtype);
         self
+    }
+
+    /// Rounds the scales of several weights to another dtype. Leaves all of them unchanged if a
+    /// scale of one is too large for that dtype.
+    pub fn round_scales(weights: &mut [Self], dtype: ScaleDtype) {
+        let rounded = weights.iter().map(|weight| {
+            let scales = Scales::from_f32(&weight.parts.scales.to_f32(), dtype);
+            scales.first_not_finite().is_none().then_some(scales)
+        });
+        let Some(rounded) = rounded.collect::<Option<Vec<Scales>>>() else {
+            return;
+        };
+        for (weight, scales) in weights.iter_mut().zip(rounded) {
+            weight.parts.scales = scales;
+            weight.parts.spec.scales.dtype = dtype;
+        }
     }
 
     /// Returns K, the number of input features.

@@ -114,8 +114,8 @@ pub struct QuantSpec {
     /// The scales and zero points.
     pub scales: ScaleSpec,
     /// True if activations may be rounded to e4m3 with a scale for each row (W8A8), on cards that
-    /// multiply e4m3 by e4m3, where that is faster. Otherwise, and on other devices, activations are
-    /// multiplied as they are. Only weights of e4m3 can have it.
+    /// multiply e4m3 by e4m3, where that is faster. Otherwise, and on other devices, activations
+    /// are multiplied as they are. Only weights of e4m3 can have it.
     pub fp8_activations: bool,
 }
 
@@ -180,14 +180,14 @@ impl QuantSpec {
         Self::new(WeightValue::Int8, group)
     }
 
-    /// Creates the spec of FP8 weights: e4m3 with an f32 scale for each output channel. A weight with
-    /// one scale for all channels repeats it.
+    /// Creates the spec of FP8 weights: e4m3 with an f32 scale for each output channel. A weight
+    /// with one scale for all channels repeats it.
     pub const fn fp8() -> Self {
         Self::new(WeightValue::E4m3, GroupSize::Channel).with_scale_dtype(ScaleDtype::F32)
     }
 
-    /// Creates the spec of FP8 weights in blocks of 128 x 128: e4m3 with an f32 scale for each group
-    /// of 128 rows. The columns of a block repeat its scale.
+    /// Creates the spec of FP8 weights in blocks of 128 x 128: e4m3 with an f32 scale for each
+    /// group of 128 rows. The columns of a block repeat its scale.
     pub const fn fp8_blocks() -> Self {
         Self::fp8().with_group(GroupSize::G128)
     }
@@ -204,8 +204,8 @@ impl QuantSpec {
         Self::new(WeightValue::E2m1, GroupSize::G16).with_scale_dtype(ScaleDtype::F32)
     }
 
-    /// The formats of floats to which models are quantised: FP8 with a scale for each output channel,
-    /// the same with activations that may be rounded, MXFP4 and NVFP4.
+    /// The formats of floats to which models are quantised: FP8 with a scale for each output
+    /// channel, the same with activations that may be rounded, MXFP4 and NVFP4.
     pub const FLOAT_FORMATS: [(&'static str, Self); 4] = [
         ("fp8", Self::fp8()),
         ("fp8-w8a8", Self::fp8().with_fp8_activations(true)),

@@ -27,9 +27,9 @@ pub struct LayerOperands {
     pub out: BufferArg,
 }
 
-/// Computes a layer of experts with SwiGLU from its router's logits: the weighted sum of the outputs
-/// of each token's experts. The problems' M is the number of rows, tokens x `top_k`; the epilogue of
-/// the first is SwiGLU. Rows of weights with act-order are permuted by [`gather`].
+/// Computes a layer of experts with SwiGLU from its router's logits: the weighted sum of the
+/// outputs of each token's experts. The problems' M is the number of rows, tokens x `top_k`; the
+/// epilogue of the first is SwiGLU. Rows of weights with act-order are permuted by [`gather`].
 ///
 /// # Errors
 /// The errors of [`route`], [`multiply`] and [`combine`].

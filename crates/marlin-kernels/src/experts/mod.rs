@@ -10,8 +10,8 @@
 //! | `multiply`, sorted | the output of the one before | [rows, K] in the order of experts |
 //! | `combine` | [rows, K] in the order of experts | the weighted sums of each token's experts [tokens, K] |
 //!
-//! `layer` launches all of them. Rows of weights with act-order are permuted by `gather` before each
-//! product.
+//! `layer` launches all of them. Rows of weights with act-order are permuted by `gather` before
+//! each product.
 //!
 //! A row is one token at one of its experts, so there are tokens x `top_k` rows. The order of
 //! experts is that of the experts' numbers and, within an expert, that of the tokens. The numbers

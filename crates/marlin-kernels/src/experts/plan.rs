@@ -21,8 +21,8 @@ pub struct LayerPlan {
 /// Returns the launches that the model of [`tile`](crate::tile) expects to be the fastest for a
 /// layer, if `tokens` tokens choose their `top_k` experts at random. The weights of both problems
 /// have the same number of experts, and M is the number of rows, tokens x `top_k`. `None` if the
-/// card is too old, no tile fits, or the kernels do not take the dtypes, a 2:4 weight or a K that is
-/// not a multiple of 8.
+/// card is too old, no tile fits, or the kernels do not take the dtypes, a 2:4 weight or a K that
+/// is not a multiple of 8.
 pub fn plan(
     gate_up: &QuantProblem,
     down: &QuantProblem,
@@ -32,19 +32,14 @@ pub fn plan(
     if ![gate_up, down].into_iter().all(is_taken) {
         return None;
     }
-    let fastest = |problem: &QuantProblem, rows: RowOrder, block_rows: usize| {
-        let blocks = expected_row_blocks(
-            tokens,
-            problem.m / tokens.max(1),
-            problem.weight.experts,
-            block_rows,
-        );
+    let top_k = gate_up.m / tokens.max(1);
+    let fastest = |problem: &QuantProblem, rows: RowOrder, block_rows: usize, row_blocks: usize| {
         let estimated = launches(problem, rows, card)
             .into_iter()
             .filter(|launch| launch.tile.rows() == block_rows)
             .map(|launch| {
                 let work = Work {
-                    row_blocks: blocks.ceil() as usize,
+                    row_blocks,
                     ..Work::new(problem, &launch.tile)
                 };
                 (estimate_of(problem, &launch.tile, card, &work), launch)
@@ -54,8 +49,10 @@ pub fn plan(
     let plans = [8, 16, MAX_EXPERT_ROWS]
         .into_iter()
         .filter_map(|block_rows| {
-            let (first, gate_up) = fastest(gate_up, RowOrder::Gathered, block_rows)?;
-            let (second, down) = fastest(down, RowOrder::Sorted, block_rows)?;
+            let blocks = expected_row_blocks(tokens, top_k, gate_up.weight.experts, block_rows);
+            let blocks = blocks.ceil() as usize;
+            let (first, gate_up) = fastest(gate_up, RowOrder::Gathered, block_rows, blocks)?;
+            let (second, down) = fastest(down, RowOrder::Sorted, block_rows, blocks)?;
             let plan = LayerPlan {
                 block_rows,
                 gate_up,

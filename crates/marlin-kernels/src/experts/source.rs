@@ -11,8 +11,8 @@ use crate::{ActivationDtype, pdl};
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
-/// Returns the CUDA texts of the kernels of [`route`](super::route) for a number of tokens, on a card
-/// of compute capability `capability` (90 for 9.0), with or without a correction.
+/// Returns the CUDA texts of the kernels of [`route`](super::route) for a number of tokens, on a
+/// card of compute capability `capability` (90 for 9.0), with or without a correction.
 ///
 /// # Errors
 /// Returns the compilation error if CubeCL refuses a kernel.

@@ -78,21 +78,16 @@ impl ExpertsShape {
         })
     }
 
-    /// Returns the shape [K, N] of the layer with this name, relative to the block, if it is one of
-    /// an expert.
-    pub(crate) fn expert_layer(&self, name: &str) -> Option<[usize; 2]> {
-        let of_expert = name.strip_prefix(self.name)?.strip_prefix('.')?;
-        let (expert, layer) = of_expert.split_once('.')?;
-        let is_expert = expert
-            .parse::<usize>()
-            .is_ok_and(|number| number < self.router.experts && number.to_string() == expert);
-        let [gate, up, down] = self.layers;
-        match layer {
-            _ if !is_expert => None,
-            _ if layer == gate || layer == up => Some([self.hidden, self.intermediate]),
-            _ if layer == down => Some([self.intermediate, self.hidden]),
-            _ => None,
-        }
+    /// Returns true if the layer with this name, relative to the block, is one of an expert.
+    pub(crate) fn has_layer(&self, name: &str) -> bool {
+        let of_expert = name
+            .strip_prefix(self.name)
+            .and_then(|rest| rest.strip_prefix('.')?.split_once('.'));
+        of_expert.is_some_and(|(expert, layer)| {
+            let number = expert.parse::<usize>();
+            number.is_ok_and(|number| number < self.router.experts && number.to_string() == expert)
+                && self.layers.contains(&layer)
+        })
     }
 
     /// Returns the number of weights of all experts, without their router.

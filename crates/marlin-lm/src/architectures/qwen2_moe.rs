@@ -1,8 +1,6 @@
 //! Qwen 1.5's and 2's mixtures of experts (`Qwen2MoeForCausalLM`): Qwen 2's attention, experts in
 //! all layers or in some, and an expert beside them that all tokens have.
 
-use marlin_kernels::experts::{Router, RouterScores};
-
 use super::{
     BlockShape, Declaration, Defaults, ExpertDefaults, ExpertFields, ExpertsShape,
     FeedForwardShape, ProjectionShape, SharedExpertShape, SwiGluShape, llama, qwen2,
@@ -41,12 +39,7 @@ fn block(config: &ModelConfig, layer: usize) -> BlockShape {
 pub(super) fn experts(config: &ModelConfig, experts: &ExpertsConfig) -> ExpertsShape {
     ExpertsShape {
         router_layer: "mlp.gate",
-        router: Router {
-            experts: experts.count,
-            top_k: experts.top_k,
-            scores: RouterScores::Softmax,
-            normalises: experts.normalises,
-        },
+        router: experts.router(),
         name: "mlp.experts",
         layers: ["gate_proj", "up_proj", "down_proj"],
         hidden: config.hidden_size,

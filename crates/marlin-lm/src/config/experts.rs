@@ -1,5 +1,6 @@
 //! The fields of a `config.json` that describe a mixture of experts.
 
+use marlin_kernels::experts::{Router, RouterScores};
 use serde::{Deserialize, Serialize};
 
 use super::{ModelConfig, ModelConfigError, size};
@@ -129,13 +130,17 @@ impl ExpertsConfig {
         if let Some(found) = self.shared_intermediate_size {
             size("shared_expert_intermediate_size", found)?;
         }
-        let router = marlin_kernels::experts::Router {
+        self.router().check().map_err(ModelConfigError::Experts)
+    }
+
+    /// Returns how experts are chosen and weighted.
+    pub(crate) fn router(&self) -> Router {
+        Router {
             experts: self.count,
             top_k: self.top_k,
-            scores: marlin_kernels::experts::RouterScores::Softmax,
+            scores: RouterScores::Softmax,
             normalises: self.normalises,
-        };
-        router.check().map_err(ModelConfigError::Experts)
+        }
     }
 }
 

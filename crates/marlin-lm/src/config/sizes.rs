@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use burn::tensor::{DType, FloatDType};
 use marlin_format::{ScaleDtype, Sparsity, TensorDtype, WeightDescriptor, WeightFormat};
 
-use super::{ExpertsConfig, ModelConfig};
+use super::ModelConfig;
 use crate::architectures::{BlockShape, MixerShape, ProjectionShape};
 
 /// The numbers of weights and bytes of a model whose projections have one format.
@@ -45,8 +45,8 @@ impl ModelSizes {
             .fold(self.projection_bytes, usize::saturating_add)
     }
 
-    /// Returns the bytes of weights that a pass of `rows` rows reads: all but the embedding, of which
-    /// it reads one row for each row, and the experts that no row has if each row chooses its
+    /// Returns the bytes of weights that a pass of `rows` rows reads: all but the embedding, of
+    /// which it reads one row for each row, and the experts that no row has if each row chooses its
     /// experts at random.
     pub fn step_bytes(&self, rows: usize) -> usize {
         let others = 1.0 - self.top_k as f64 / self.experts.max(1) as f64;
@@ -127,8 +127,8 @@ impl ModelConfig {
         matmuls
     }
 
-    /// Returns the shape of a block without experts and of one with experts, each with the number of
-    /// its blocks, of those that there are.
+    /// Returns the shape of a block without experts and of one with experts, each with the number
+    /// of its blocks, of those that there are.
     fn kinds_of_blocks(&self) -> Vec<(BlockShape, usize)> {
         let layers = self.num_hidden_layers;
         let Some(experts) = &self.experts else {
@@ -136,24 +136,29 @@ impl ModelConfig {
         };
         let dense: BTreeSet<usize> = experts.dense_layers.iter().copied().collect();
         let excluded = dense
-            .into_iter()
-            .filter(|layer| *layer < layers && (layer + 1).is_multiple_of(experts.sparse_step));
+            .iter()
+            .filter(|&layer| *layer < layers && (layer + 1).is_multiple_of(experts.sparse_step));
         let sparse = layers / experts.sparse_step.max(1) - excluded.count();
         [(false, layers - sparse), (true, sparse)]
             .into_iter()
             .filter_map(|(has_experts, count)| {
-                let of_kind = first_layer(experts, layers, has_experts)?;
+                let of_kind = first_layer(experts.sparse_step, &dense, layers, has_experts)?;
                 Some((self.block(of_kind), count))
             })
             .collect()
     }
 }
 
-/// Returns the first of `layers` layers with or without experts. A config may have any number of
-/// layers, so they are not visited one by one.
-fn first_layer(experts: &ExpertsConfig, layers: usize, has_experts: bool) -> Option<usize> {
-    let dense: BTreeSet<usize> = experts.dense_layers.iter().copied().collect();
-    let first = match (has_experts, experts.sparse_step) {
+/// Returns the first of `layers` layers with or without experts: those of every `sparse_step`
+/// layers that are not `dense`. A config may have any number of layers, so they are not visited one
+/// by one.
+fn first_layer(
+    sparse_step: usize,
+    dense: &BTreeSet<usize>,
+    layers: usize,
+    has_experts: bool,
+) -> Option<usize> {
+    let first = match (has_experts, sparse_step) {
         (_, 0) => None,
         (true, step) => (step - 1..layers)
             .step_by(step)

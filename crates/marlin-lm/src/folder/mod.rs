@@ -105,8 +105,8 @@ impl LanguageModel {
     /// [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the format that
     /// the configs give it. A quantised weight stays quantised: no float copy of it is made.
     ///
-    /// With the feature `hub`, `dir` can also be the name of a model on the Hugging Face hub, such as
-    /// `Qwen/Qwen3-8B-AWQ`, if there is no such path. What is missing in the hub's cache is
+    /// With the feature `hub`, `dir` can also be the name of a model on the Hugging Face hub, such
+    /// as `Qwen/Qwen3-8B-AWQ`, if there is no such path. What is missing in the hub's cache is
     /// downloaded, with the options that the environment has. `marlin_lm::hub::resolve` takes other
     /// options and reports progress.
     ///
@@ -125,8 +125,9 @@ impl LanguageModel {
     /// [Opens](Self::open) a folder, and reports progress after every tensor or quantised layer.
     ///
     /// Layers are read one at a time from the mapped files; the layers of a joined matmul are read
-    /// together, and the experts of a block are held until all of them are read. They are converted on all cores, sent to the device, and dropped, together with
-    /// the pages of the files. While the device receives one projection, the next is read.
+    /// together, and the experts of a block are held until all of them are read. They are converted
+    /// on all cores, sent to the device, and dropped, together with the pages of the files. While
+    /// the device receives one projection, the next is read.
     ///
     /// # Errors
     /// See [`open`](Self::open).

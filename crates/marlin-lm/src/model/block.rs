@@ -77,15 +77,9 @@ impl Block {
         match kind {
             ProjectionKind::Qkv => &attention.qkv_proj,
             ProjectionKind::Output => &attention.o_proj,
-            ProjectionKind::GateUp => &self.listed_mlp().gate_up_proj,
-            ProjectionKind::Down => &self.listed_mlp().down_proj,
+            ProjectionKind::GateUp => &listed(self.mlp()).gate_up_proj,
+            ProjectionKind::Down => &listed(self.mlp()).down_proj,
         }
-    }
-
-    /// The multilayer perceptron of a block whose shape lists its projections.
-    fn listed_mlp(&self) -> &SwiGlu {
-        self.mlp()
-            .unwrap_or_else(|| panic!("the shape of the block lists no such projection"))
     }
 
     /// The matmuls of a projection that the block's shape lists, mutably.
@@ -95,12 +89,11 @@ impl Block {
             FeedForward::SwiGlu(mlp) => Some(mlp),
             FeedForward::Experts(mixture) => mixture.shared.as_mut().map(|shared| &mut shared.mlp),
         };
-        let listed = || -> ! { panic!("the shape of the block lists no such projection") };
         match kind {
             ProjectionKind::Qkv => &mut attention.qkv_proj,
             ProjectionKind::Output => &mut attention.o_proj,
-            ProjectionKind::GateUp => &mut mlp.unwrap_or_else(|| listed()).gate_up_proj,
-            ProjectionKind::Down => &mut mlp.unwrap_or_else(|| listed()).down_proj,
+            ProjectionKind::GateUp => &mut listed(mlp).gate_up_proj,
+            ProjectionKind::Down => &mut listed(mlp).down_proj,
         }
     }
 
@@ -152,6 +145,11 @@ impl Block {
         })
         .into_tensor()
     }
+}
+
+/// Unwraps the multilayer perceptron of a block whose shape lists its projections.
+fn listed<M>(mlp: Option<M>) -> M {
+    mlp.unwrap_or_else(|| panic!("the shape of the block lists no such projection"))
 }
 
 /// The residual stream, [.., hidden].
@@ -213,10 +211,7 @@ impl<const D: usize> Residual<D> {
 
     /// Returns the normalised stream, [.., hidden].
     pub fn norm(self, norm: &RmsNorm) -> Tensor<D> {
-        match self.last {
-            Some(last) => norm.forward_add(last, self.sum).0,
-            None => norm.forward(self.sum),
-        }
+        self.normalize(norm).0
     }
 
     /// Returns the hidden states, [.., hidden].

@@ -23,8 +23,8 @@ pub struct LayerPlan {
 }
 
 impl Model {
-    /// Returns the plans of all matmuls with weights in a decode step of `rows` rows: those that all
-    /// tokens have, routers after them, then those of quantised experts, then the head.
+    /// Returns the plans of all matmuls with weights in a decode step of `rows` rows: those that
+    /// all tokens have, routers after them, then those of quantised experts, then the head.
     ///
     /// A prefill of `rows` tokens has the same plans for its layers, but the head runs only on the
     /// last tokens of prompts.

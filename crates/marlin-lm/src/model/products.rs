@@ -74,8 +74,9 @@ impl Model {
             };
             let mut products: Vec<Product<'_>> = shape.projections().flat_map(of_shape).collect();
             if let Some(experts) = shape.experts() {
-                // The norm before experts is a separate kernel, because the router takes its output,
-                // too. Without a norm, the matmul of a shared expert has no epilogue either.
+                // The norm before experts is a separate kernel, because the router takes its
+                // output, too. Without a norm, the matmul of a shared expert has no epilogue
+                // either.
                 for product in &mut products[1..] {
                     product.prologue = Prologue::None;
                     product.epilogue = Epilogue::None;

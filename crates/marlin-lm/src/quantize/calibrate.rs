@@ -37,8 +37,8 @@ pub struct Calibration {
     /// The dtype of activations. The default is the checkpoint's dtype if the device computes in
     /// it, otherwise f32.
     pub dtype: Option<FloatDType>,
-    /// True to calibrate every expert of a mixture with all tokens, false with those that its router
-    /// sends to it. An expert with fewer than 128 tokens is rounded.
+    /// True to calibrate every expert of a mixture with all tokens, false with those that its
+    /// router sends to it. An expert with fewer than 128 tokens is rounded.
     pub route_all: bool,
 }
 

@@ -135,8 +135,8 @@ impl CalibrationWalk<'_> {
             let tokens =
                 Tensor::<1, Int>::from_data(TensorData::new(tokens, [count]), &hidden.device());
             let inputs = |block: &Block, hidden: Tensor<3>| {
-                let x = rows(block.feed_forward_norm.forward(hidden));
-                matmul.inputs(block, x.select(0, tokens.clone()))
+                let x = rows(hidden).select(0, tokens.clone());
+                matmul.inputs(block, block.feed_forward_norm.forward(x))
             };
             Ok(visit(LayerInputs {
                 quantized: inputs(block, hidden),

@@ -176,8 +176,8 @@ fn check(
         .check(layer, k, n, &weight_format.spec, weight_format.permuted)
 }
 
-/// Returns the layers of the target for a layer of the model with this name: one, or several that the
-/// format splits it into. `None` for a layer that is not quantised.
+/// Returns the layers of the target for a layer of the model with this name: one, or several that
+/// the format splits it into. `None` for a layer that is not quantised.
 fn targets_of(config: &ModelConfig, layer: &str, format: FileFormat) -> Option<Vec<String>> {
     let (block, name) = layer.strip_prefix("model.layers.")?.split_once('.')?;
     let block = block
@@ -186,7 +186,7 @@ fn targets_of(config: &ModelConfig, layer: &str, format: FileFormat) -> Option<V
         .filter(|&block: &usize| block < config.num_hidden_layers)?;
     let shape = config.block(block);
     let experts = shape.experts();
-    if experts.is_some_and(|experts| experts.expert_layer(name).is_some()) {
+    if experts.is_some_and(|experts| experts.has_layer(name)) {
         return Some(vec![layer.into()]);
     }
     let projection = shape.projections().find(|projection| {

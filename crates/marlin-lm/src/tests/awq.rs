@@ -176,8 +176,8 @@ fn scaled_models_compute_what_the_float_model_does() {
         let error = relative_error(&found, &expected);
         println!("{architecture}: {error:.4}");
         assert!(error < 0.05, "{architecture}: {error}");
-        // Every norm is scaled, and the inputs of every `o_proj` and `down_proj`; in a mixture those of
-        // attention.
+        // Every norm is scaled, and the inputs of every `o_proj` and `down_proj`; in a mixture
+        // those of attention.
         let scaled = Checkpoint::open(&target).unwrap();
         for layer in 0..config.num_hidden_layers {
             let is_mixture = config.experts_of(layer).is_some();

@@ -115,8 +115,8 @@ pub(super) fn divergence(source: &Path, target: &Path, samples: &[Vec<u32>]) -> 
     found[1].against.as_ref().unwrap().divergence.mean
 }
 
-/// Returns true if a layer was calibrated with all tokens, or an expert with those that chose it. An
-/// expert with few tokens is rounded.
+/// Returns true if a layer was calibrated with all tokens, or an expert with those that chose it.
+/// An expert with few tokens is rounded.
 pub(super) fn has_seen(loss: &LayerLoss, tokens: usize) -> bool {
     match loss.layer.contains(".experts.") {
         true => loss.tokens <= tokens && (!loss.fell_back || loss.tokens < 128),

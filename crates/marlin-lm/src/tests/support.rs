@@ -165,8 +165,8 @@ pub(crate) fn random_weights(config: &ModelConfig, rng: &mut StdRng) -> Weights 
     weights
 }
 
-/// Returns the layers of a layer's experts: name, N, K and whether there is a bias. None for a layer
-/// without experts.
+/// Returns the layers of a layer's experts: name, N, K and whether there is a bias. None for a
+/// layer without experts.
 fn expert_layers(config: &ModelConfig, layer: usize) -> Vec<(String, usize, usize, bool)> {
     let Some(experts) = config.experts_of(layer) else {
         return Vec::new();

@@ -28,7 +28,7 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::ServerError;
 use linear::{Normed, many_rows, norm_linear};
 use marlin_format::WeightDescriptor;
-use marlin_kernels::matmul::few_columns::{self, FewColumnsOperands};
+use marlin_kernels::matmul::few_columns;
 use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
 use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, Kernel, Runtime, Target, plan};
 
@@ -124,25 +124,23 @@ impl DecodeBackend for CubeBackend {
         let kernel = plan(problem, &Target::of(&client)).kernel;
         // With these strides the transposed tensor is contiguous.
         let is_table = **weight.meta.strides() == [1, k] && is_aligned(&weight);
-        let out = || empty(&x, Shape::new([m, n]), x.dtype);
+        let operands = |x: CubeTensor, weight: CubeTensor| {
+            let out = empty(&x, Shape::new([m, n]), x.dtype);
+            let operands = LmHeadOperands {
+                x: x.into_buffer_arg(),
+                weight: weight.into_buffer_arg(),
+                out: out.clone().into_buffer_arg(),
+            };
+            (operands, out)
+        };
         match kernel {
             Kernel::LmHead(kernel) if is_table => {
-                let out = out();
-                let operands = LmHeadOperands {
-                    x: x.into_buffer_arg(),
-                    weight: weight.into_buffer_arg(),
-                    out: out.clone().into_buffer_arg(),
-                };
+                let (operands, out) = operands(x, weight);
                 launched(lm_head::launch(&client, &problem, kernel, operands));
                 out
             }
             Kernel::FewColumns if is_table => {
-                let out = out();
-                let operands = FewColumnsOperands {
-                    x: x.into_buffer_arg(),
-                    weight: weight.into_buffer_arg(),
-                    out: out.clone().into_buffer_arg(),
-                };
+                let (operands, out) = operands(x, weight);
                 launched(few_columns::launch(&client, &problem, operands));
                 out
             }

@@ -1,13 +1,12 @@
 //! The layer of experts on Flex: Rust code on the CPU.
 
 use super::ExpertsBackend;
-use crate::backend::flex::{from_f32, to_f32, weight_problem, with_host_weight};
+use crate::backend::flex::{computed, from_f32, to_f32, weight_problem, with_host_weight};
 use crate::backend::{OptionalFloat, QuantTensors};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use marlin_format::WeightDescriptor;
-use marlin_kernels::KernelError;
 use marlin_kernels::experts::Router;
 use marlin_kernels::experts::host::{self, HostRouting};
 
@@ -28,7 +27,7 @@ impl ExpertsBackend for Flex {
         let (tokens, dtype) = (logits.shape()[0], x.dtype());
         let values = |tensor: FloatTensor<Self>| to_f32(&tensor.to_contiguous()).into_owned();
         let correction = correction.into_option().map(values);
-        let routing = refused(host::route(
+        let routing = computed(host::route(
             &router,
             &values(logits),
             correction.as_deref(),
@@ -53,18 +52,9 @@ impl ExpertsBackend for Flex {
             dtype,
         );
         let features = down_descriptor.n;
-        let sums = refused(host::combine(&routing, router.top_k, features, &rows));
+        let sums = computed(host::combine(&routing, router.top_k, features, &rows));
         from_f32(sums, Shape::new([tokens, features]), dtype)
     }
-}
-
-/// Unwraps the result of a host kernel.
-///
-/// # Panics
-/// Panics if the kernel returned an error: backend operations have no way to return an error, and
-/// user errors are checked before the operation.
-fn refused<T>(result: Result<T, KernelError>) -> T {
-    result.unwrap_or_else(|error| panic!("host kernel refused: {error}"))
 }
 
 /// Returns each of the rows of `k` activations `top_k` times.

@@ -52,8 +52,8 @@ pub(crate) fn choose_and_sort_few<F: Float>(
         if lane < rows {
             expert = of_row[lane as usize];
         }
-        // The place of a row is the number of rows with a smaller expert, and of those before it with
-        // the same expert.
+        // The place of a row is the number of rows with a smaller expert, and of those before it
+        // with the same expert.
         let mut place = 0u32.runtime();
         #[unroll]
         for other in 0..comptime!(WARP as u32) {

@@ -117,8 +117,8 @@ pub(crate) fn sort_chosen(
     );
 }
 
-/// Sorts the rows of tokens by expert. Rows of an expert keep their order, so that the result depends
-/// on the logits alone. The experts of the first rows are in `of_row`, too.
+/// Sorts the rows of tokens by expert. Rows of an expert keep their order, so that the result
+/// depends on the logits alone. The experts of the first rows are in `of_row`, too.
 ///
 /// Every warp has consecutive rows and counts those of each expert. The rows of an expert in the
 /// warps before a warp, and those before in the warp, are its place.

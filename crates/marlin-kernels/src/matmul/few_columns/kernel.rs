@@ -1,7 +1,7 @@
-//! Weights are fragment A of `mma.m16n8k16`, activations are fragment B. The sum over K may be taken
-//! in any order as long as both fragments use the same order, so a lane loads contiguous values: 16
-//! bytes, eight features of one column or row, are its part of two products. With `groupID = lane /
-//! 4` and `t = lane % 4`:
+//! Weights are fragment A of `mma.m16n8k16`, activations are fragment B. The sum over K may be
+//! taken in any order as long as both fragments use the same order, so a lane loads contiguous
+//! values: 16 bytes, eight features of one column or row, are its part of two products. With
+//! `groupID = lane / 4` and `t = lane % 4`:
 //!
 //! | features of a step | product | in A, columns `groupID` and `groupID + 8` | in B, row `groupID` |
 //! |---|---|---|---|
@@ -21,8 +21,8 @@ use cubecl::prelude::*;
 const LOADS: usize = 4;
 
 /// Computes 16 columns of 8 rows. The buffers are those of
-/// [`FewColumnsOperands`](super::FewColumnsOperands); `x` and `weight` are read as vectors of four
-/// words, eight values.
+/// [`LmHeadOperands`](crate::matmul::lm_head::LmHeadOperands); `x` and `weight` are read as vectors
+/// of four words, eight values.
 #[cube(launch_unchecked)]
 pub(super) fn few_columns<F: Float>(
     x: &[U4],

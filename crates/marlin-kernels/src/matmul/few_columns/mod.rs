@@ -1,8 +1,8 @@
 //! The product of a router: rows of activations times a float weight [N, K] of few columns, whose
 //! features are contiguous, as in checkpoints.
 //!
-//! The weight is small, and the product is bound by the latency of its loads. So a block has only 16
-//! columns and 8 rows, and its 16 warps divide K.
+//! The weight is small, and the product is bound by the latency of its loads. So a block has only
+//! 16 columns and 8 rows, and its 16 warps divide K.
 
 #[cfg(feature = "cubecl-runtime")]
 mod kernel;
@@ -16,6 +16,7 @@ use crate::device::MIN_CAPABILITY;
 use crate::{ActivationDtype, FloatProblem, Target};
 #[cfg(feature = "cubecl-runtime")]
 use {
+    crate::matmul::lm_head::LmHeadOperands,
     crate::problem::expect_length,
     crate::{Kernel, KernelError, pdl},
     cubecl::client::Client,
@@ -24,8 +25,8 @@ use {
 
 /// Maximum number of columns. With more, the kernels of the lm_head have enough blocks.
 const MAX_COLUMNS: usize = 1024;
-/// Maximum number of rows: the blocks of more rows do not fit an H200 at the same time, and read the
-/// weight from the second-level cache too often.
+/// Maximum number of rows: the blocks of more rows do not fit an H200 at the same time, and read
+/// the weight from the second-level cache too often.
 const MAX_ROWS: usize = 128;
 /// Features in a step, which is two products.
 const STEP: usize = 32;
@@ -52,17 +53,6 @@ pub fn supports(problem: &FloatProblem, target: &Target) -> bool {
         && k.is_multiple_of(STEP)
 }
 
-/// Operands of [`launch`]. All are contiguous, at addresses that are multiples of 16.
-#[cfg(feature = "cubecl-runtime")]
-pub struct FewColumnsOperands {
-    /// The activations [M, K].
-    pub x: BufferArg,
-    /// The weight [N, K].
-    pub weight: BufferArg,
-    /// The output [M, N]; every element is written.
-    pub out: BufferArg,
-}
-
 /// Multiplies `x` by the transposed weight; sums are accumulated in f32 and rounded once.
 ///
 /// # Errors
@@ -72,7 +62,7 @@ pub struct FewColumnsOperands {
 pub fn launch(
     client: &Client,
     problem: &FloatProblem,
-    operands: FewColumnsOperands,
+    operands: LmHeadOperands,
 ) -> Result<(), KernelError> {
     let FloatProblem { m, k, n, dtype } = *problem;
     let target = Target::of(client);
@@ -82,7 +72,7 @@ pub fn launch(
             runtime: target.runtime,
         });
     }
-    let FewColumnsOperands { x, weight, out } = operands;
+    let LmHeadOperands { x, weight, out } = operands;
     expect_length(problem, "activations", m * k, x.len())?;
     expect_length(problem, "weight", n * k, weight.len())?;
     expect_length(problem, "output", m * n, out.len())?;
