@@ -43,6 +43,7 @@ pub fn report(model: &Model, rows: usize, position: usize) -> Result<(), BenchEr
         rope: [table(), table()],
         norms: None,
         window: None,
+        sinks: None,
     };
     let shape = [
         rows,

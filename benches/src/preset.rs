@@ -19,6 +19,10 @@ pub enum Preset {
     Qwen3Thirty,
     #[value(name = "mixtral-8x7b")]
     Mixtral,
+    #[value(name = "gpt-oss-20b")]
+    GptOssTwenty,
+    #[value(name = "gpt-oss-120b")]
+    GptOssHundredTwenty,
     /// The shipped model of this project.
     #[value(name = "train-tiny-llama")]
     Shipped,
@@ -42,6 +46,14 @@ impl Preset {
             })
             .to_string()
         };
+        let gpt_oss = |layers: usize, experts: usize| {
+            json!({
+                "architectures": ["GptOssForCausalLM"], "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880,
+                "num_hidden_layers": layers, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": experts,
+                "num_experts_per_tok": 4, "eos_token_id": 200_002,
+            })
+            .to_string()
+        };
         let text = match self {
             Self::Llama2Seven => config(4096, 11008, 32, 32, 32, 32000, 4096, 1e4),
             Self::Llama3Eight => config(4096, 14336, 32, 32, 8, 128_256, 131_072, 5e5),
@@ -59,6 +71,8 @@ impl Preset {
                 "num_local_experts": 8, "num_experts_per_tok": 2, "eos_token_id": 2,
             })
             .to_string(),
+            Self::GptOssTwenty => gpt_oss(24, 32),
+            Self::GptOssHundredTwenty => gpt_oss(36, 128),
             Self::Shipped => {
                 include_str!("../../examples/train-tiny-llama/model/config.json").to_owned()
             }

@@ -76,6 +76,7 @@ fn shape(
         rotary_dim: head_dim,
         max_positions: max_len + 3,
         window: None,
+        has_sinks: false,
         norm_epsilon: None,
         dtype,
         pass: AttentionPass::Step,
@@ -126,13 +127,11 @@ fn agrees(device: &Device, is_card: bool, seed: u64) {
     for &head_dim in head_dims {
         for &group in groups {
             let dtype = dtypes.next().unwrap_or(ActivationDtype::F32);
-            shapes.push(shape(
-                if is_card { 12 } else { 6 },
-                [2 * group, 2],
-                head_dim,
-                max_len,
-                dtype,
-            ));
+            let rows = if is_card { 12 } else { 6 };
+            shapes.push(AttentionShape {
+                has_sinks: group.is_multiple_of(4),
+                ..shape(rows, [2 * group, 2], head_dim, max_len, dtype)
+            });
         }
     }
     // The shapes have single rows, so that sequences are split into many parts. They have norms,
@@ -155,11 +154,13 @@ fn agrees(device: &Device, is_card: bool, seed: u64) {
         });
         shapes.push(AttentionShape {
             window: Some(40),
+            has_sinks: true,
             rotary_dim: head_dim / 4 * 2 + 4,
             ..plain()
         });
         shapes.push(AttentionShape {
             window: Some(1),
+            has_sinks: true,
             rotary_dim: 0,
             norm_epsilon: Some(1e-5),
             ..plain()
@@ -209,6 +210,7 @@ fn long(device: &Device, is_card: bool, seed: u64) {
         check(&client, &shape, &positions, seed);
         let window = AttentionShape {
             window: Some(max_len / 3),
+            has_sinks: true,
             ..shape
         };
         check(&client, &window, &positions, seed);

@@ -12,14 +12,14 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
-use marlin_kernels::{ActivationDtype, FloatProblem, Target};
+use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, Target};
 use marlin_nn::kernels::{
-    EmbedArgs, RmsNormArgs, RowsShape, SequenceState, SequenceStatus, SiluMulArgs, embed, rms_norm,
-    silu_mul,
+    EmbedArgs, GatedArgs, RmsNormArgs, RowsShape, SequenceState, SequenceStatus, embed, gated,
+    rms_norm,
 };
 use marlin_nn::log_likelihoods;
 use marlin_testing::{relative_error, relative_error_of_terms};
-use marlin_tests::tolerance;
+use marlin_tests::{self as data, round, tolerance};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -39,7 +39,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     ));
     tests.push(trial(
         device,
-        "decode::silu_mul_agrees_with_f64",
+        "decode::gates_agree_with_f64",
         move |device| gates(device, seed),
     ));
     tests.push(trial(
@@ -239,22 +239,29 @@ fn gates(device: &Device, seed: u64) {
             features,
             dtype,
         } = shape;
-        let (gate_up, gate_up_bytes) = random(2 * rows * features, dtype, &mut rng);
-        let (out, out_arg) = poisoned(&client, rows * features, dtype);
-        let args = SiluMulArgs {
-            gate_up: buffer(&client, &gate_up_bytes, 2 * rows * features),
-            out: out_arg,
-        };
-        silu_mul(&client, &shape, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
-        let expected: Vec<f64> = gate_up
-            .chunks(2 * features)
-            .flat_map(|row| {
-                (0..features)
-                    .map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[features + i])
-                    .collect::<Vec<_>>()
-            })
+        // Some gates and ups are above the limit of the clamped SwiGLU.
+        let gate_up: Vec<f32> = (0..2 * rows * features)
+            .map(|_| round(rng.random_range(-10.0..10.0), dtype))
             .collect();
-        check(&shape, &read(&client, out, dtype), &expected, seed);
+        for epilogue in [Epilogue::SwiGlu, Epilogue::ClampedSwiGlu] {
+            let (out, out_arg) = poisoned(&client, rows * features, dtype);
+            let args = GatedArgs {
+                gate_up: buffer(&client, &bytes(&gate_up, dtype), 2 * rows * features),
+                out: out_arg,
+            };
+            gated(&client, &shape, epilogue, args)
+                .unwrap_or_else(|error| panic!("{shape}: {error}"));
+            let expected: Vec<f64> = gate_up
+                .chunks(2 * features)
+                .flat_map(|row| {
+                    let (gates, ups) = row.split_at(features);
+                    let pairs = gates.iter().zip(ups);
+                    pairs
+                        .map(|(&gate, &up)| data::gated(epilogue, f64::from(gate), f64::from(up)).0)
+                })
+                .collect();
+            check(&shape, &read(&client, out, dtype), &expected, seed);
+        }
     }
 }
 

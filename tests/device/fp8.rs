@@ -183,7 +183,7 @@ fn tiles(bench: &Bench, group: GroupSize, dtype: ActivationDtype, seed: u64) {
             let problem = fp8_problem(&case).with_epilogue(epilogue);
             let (expected, magnitude) = match epilogue {
                 Epilogue::None => (operands.expected.clone(), operands.magnitude.clone()),
-                Epilogue::SwiGlu => operands.swiglu(&case),
+                _ => operands.gated(&case, epilogue),
             };
             for launch in fp8_launches(&problem, bench) {
                 for blocks in [1, 3, 7, launch.blocks] {
@@ -191,7 +191,7 @@ fn tiles(bench: &Bench, group: GroupSize, dtype: ActivationDtype, seed: u64) {
                     let plan = Plan {
                         epilogue: match epilogue {
                             Epilogue::None => EpilogueStage::None,
-                            Epilogue::SwiGlu => EpilogueStage::InKernel,
+                            _ => EpilogueStage::InKernel,
                         },
                         ..bench.plan(launch)
                     };

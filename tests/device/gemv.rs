@@ -190,15 +190,19 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
                 continue;
             }
             let row = GemvOperands::random(&case, seed);
-            let (expected, magnitude) = row.operands.swiglu(&case);
-            // SwiGLU doubles the cluster: eight blocks are four for gates and four for ups.
-            for blocks in [1, 2, 4] {
-                let [out, sum] = row.run(bench, &case, blocks, Epilogue::SwiGlu);
+            // A gated epilogue doubles the cluster: eight blocks are four for gates and four for
+            // ups.
+            for (epilogue, blocks) in [Epilogue::SwiGlu, Epilogue::ClampedSwiGlu]
+                .into_iter()
+                .flat_map(|epilogue| [1, 2, 4].map(|blocks| (epilogue, blocks)))
+            {
+                let (expected, magnitude) = row.operands.gated(&case, epilogue);
+                let [out, sum] = row.run(bench, &case, blocks, epilogue);
                 let error =
                     relative_error_of_terms(&values(&out, case.activations), &expected, &magnitude);
                 assert!(
                     error <= tolerance(case.activations),
-                    "SwiGLU of {case}, {blocks} blocks, seed {seed}: relative error {error:e}"
+                    "{epilogue:?} of {case}, {blocks} blocks, seed {seed}: relative error {error:e}"
                 );
                 assert!(
                     sum == bytes(&row.sum, case.activations),

@@ -286,10 +286,15 @@ fn swiglu(device: &Device, spec: QuantSpec, seed: u64) {
         };
         let operands = Operands::random(&case, seed);
         for launch in tile::launches(&problem(&case).with_epilogue(Epilogue::SwiGlu), &bench.card) {
-            for blocks in [1, 3, 7, launch.blocks] {
-                bench.check_swiglu(&case, &operands, with_blocks(launch, blocks), seed);
+            let mut check = |epilogue, blocks| {
+                let launch = with_blocks(launch, blocks);
+                bench.check_gated(&case, epilogue, &operands, launch, seed);
                 ran += 1;
+            };
+            for blocks in [1, 3, 7, launch.blocks] {
+                check(Epilogue::SwiGlu, blocks);
             }
+            check(Epilogue::ClampedSwiGlu, launch.blocks);
         }
     }
     assert!(ran > 100, "only {ran} launches");

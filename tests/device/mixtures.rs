@@ -31,6 +31,9 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
 /// The folder with act-order and zero points, and an expert that all tokens have.
 const ACT_ORDER: &str = "moe-gptq-int4-g32-asym-act-order";
 
+/// The folder of gpt-oss, with a window that is longer than the prompts of others.
+const GPT_OSS: &str = "moe-gpt-oss-mxfp4";
+
 /// Returns the golden folders of models with experts.
 fn folders() -> Vec<PathBuf> {
     let golden = repository_file("tests/golden");
@@ -120,7 +123,7 @@ fn engine(device: &Device) {
     let folders = folders();
     let quantised = folders.iter().filter(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        [ACT_ORDER, "moe-ct-mxfp4", "arch-mixtral"].contains(&&*name)
+        [ACT_ORDER, "moe-ct-mxfp4", "arch-mixtral", GPT_OSS].contains(&&*name)
     });
     let mut checked = 0;
     for folder in quantised {
@@ -129,7 +132,7 @@ fn engine(device: &Device) {
         let mut engine = Engine::new(model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
         let prompts: Vec<Vec<u32>> = (0..6u32)
             .map(|prompt| {
-                (0..3 + 2 * prompt)
+                (0..(3 + 2 * prompt) * if folder.ends_with(GPT_OSS) { 5 } else { 1 })
                     .map(|i| (5 * i + 7 * prompt + 3) % vocab)
                     .collect()
             })

@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 INDEX = HERE / "index.json"
-MAKERS = ["plain", "architectures", "mixtures", "rope", "generation", "chat_templates", "tokenizer_configs", "tokenizer_patterns", "template_table", "gptq", "gptq_whole", "awq", "auto_round", "compressed_tensors", "compressed_tensors_old",
+MAKERS = ["plain", "architectures", "mixtures", "gpt_oss", "rope", "generation", "chat_templates", "tokenizer_configs", "tokenizer_patterns", "template_table", "gptq", "gptq_whole", "awq", "auto_round", "compressed_tensors", "compressed_tensors_old",
           "compressed_floats", "fp8", "modelopt", "llm_compressor", "marlin"]
 
 

@@ -5,11 +5,11 @@ use crate::toolchain::Compiled;
 use marlin_kernels::experts::{self, Router};
 use marlin_kernels::inspect::{KernelSource, shared_limit};
 use marlin_kernels::matmul::{few_columns, gemv, lm_head};
-use marlin_kernels::{ActivationDtype, fp8};
+use marlin_kernels::{ActivationDtype, Epilogue, fp8};
 use marlin_nn::kernels::attention::{
     self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget,
 };
-use marlin_nn::kernels::{e4m3_cache_sources, flash, rms_norm_source, silu_mul_source};
+use marlin_nn::kernels::{e4m3_cache_sources, flash, gated_source, rms_norm_source};
 use marlin_nn::{CacheFormat, CacheShape, Pages};
 use source_digest::Routine;
 use std::error::Error;
@@ -29,7 +29,10 @@ pub enum Subject {
         dtype: ActivationDtype,
     },
     /// The product of gates and ups, as in SwiGLU.
-    Gates { dtype: ActivationDtype },
+    Gates {
+        epilogue: Epilogue,
+        dtype: ActivationDtype,
+    },
     /// The logits of a float head.
     Head {
         rows: usize,
@@ -43,6 +46,7 @@ pub enum Subject {
         group: usize,
         head_dim: usize,
         has_norm: bool,
+        has_sinks: bool,
         dtype: ActivationDtype,
         pass: AttentionPass,
         /// The number of positions of a page, if the cache has pages.
@@ -88,6 +92,7 @@ pub enum Subject {
         head_dim: usize,
         /// The number of positions of a page, if the cache has pages.
         page_size: Option<usize>,
+        has_sinks: bool,
         dtype: ActivationDtype,
     },
 }
@@ -120,7 +125,7 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
             has_norm,
             dtype,
         } => fp8::source(features, has_norm, dtype, capability)?,
-        Subject::Gates { dtype } => silu_mul_source(dtype, capability)?,
+        Subject::Gates { epilogue, dtype } => gated_source(epilogue, dtype, capability)?,
         Subject::Head {
             rows,
             features,
@@ -131,6 +136,7 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
             group,
             head_dim,
             has_norm,
+            has_sinks,
             dtype,
             pass,
             page_size,
@@ -138,8 +144,9 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
         } => {
             let mut shape = shape([group, head_dim], page_size, has_norm, dtype, pass);
             shape.cache.format = format;
+            shape.has_sinks = has_sinks;
             let config = AttentionPlan::new(&shape, &TARGET)?.config;
-            attention::source(&config, has_norm, dtype, capability)?
+            attention::source(&config, has_norm, has_sinks, dtype, capability)?
         }
         Subject::Codes {
             head_dim,
@@ -180,8 +187,9 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
         Subject::Flash {
             head_dim,
             page_size,
+            has_sinks,
             dtype,
-        } => flash::source(head_dim, page_size, dtype, capability)?,
+        } => flash::source(head_dim, page_size, has_sinks, dtype, capability)?,
     })
 }
 
@@ -253,6 +261,7 @@ fn shape(
         rotary_dim: head_dim,
         max_positions: 4096,
         window: None,
+        has_sinks: false,
         norm_epsilon: has_norm.then_some(1e-6),
         dtype,
         pass,

@@ -30,7 +30,7 @@ fn values(config: &Config) -> [usize; FACTORS] {
         group,
         usize::from(config.zero_points),
         usize::from(config.bf16),
-        usize::from(config.is_gated()),
+        config.epilogue as usize,
         value,
         config.tile.cluster,
         config.rows as usize,

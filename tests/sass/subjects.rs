@@ -1,7 +1,7 @@
 //! The lists of the kernels of a decode step, each with its name.
 
-use crate::Card;
 use crate::decode::Subject;
+use crate::{Card, tiles};
 use marlin_format::{GroupSize, WeightValue};
 use marlin_kernels::ActivationDtype::{BF16, F16, F32};
 use marlin_kernels::device::FP8_CAPABILITY;
@@ -36,7 +36,15 @@ fn rows() -> Vec<(String, Subject)> {
                 Subject::Norm { features, dtype },
             ));
         }
-        subjects.push((format!("gates in {dtype}"), Subject::Gates { dtype }));
+        for (name, epilogue) in [
+            ("gates", Epilogue::SwiGlu),
+            ("clamped gates", Epilogue::ClampedSwiGlu),
+        ] {
+            subjects.push((
+                format!("{name} in {dtype}"),
+                Subject::Gates { epilogue, dtype },
+            ));
+        }
     }
     subjects
 }
@@ -219,11 +227,7 @@ fn gemv_name(config: &gemv::GemvConfig) -> String {
     } else {
         ""
     };
-    let gated = if *epilogue == Epilogue::SwiGlu {
-        " swiglu"
-    } else {
-        ""
-    };
+    let gated = tiles::epilogue(*epilogue);
     format!("gemv of {blocks} blocks {sparsity} {value} {group} {dtype}{zeros}{norm}{gated}")
 }
 
@@ -261,16 +265,18 @@ fn attention() -> Vec<(String, Subject)> {
         (256, 4, true, F16, Some(128)),
         (96, 1, false, BF16, None),
     ];
-    let named = |pass, format| {
+    // Those of gpt-oss.
+    let with_sinks = [(64, 8, false, BF16, Some(64)), (64, 8, false, F16, None)];
+    let named = |pass, format, has_sinks| {
         move |(head_dim, group, has_norm, dtype, page_size)| {
             let codes = match format {
                 CacheFormat::Activations => "",
                 CacheFormat::E4m3 => " over e4m3",
             };
             let norms = if has_norm { " with norms" } else { "" };
-            let pages = of_pages(page_size);
+            let (pages, sinks) = (of_pages(page_size), of_sinks(has_sinks));
             let name = format!(
-                "{pass:?} attention of {group} x {head_dim} in {dtype}{norms}{codes}{pages}"
+                "{pass:?} attention of {group} x {head_dim} in {dtype}{norms}{codes}{pages}{sinks}"
             )
             .to_lowercase();
             (
@@ -279,6 +285,7 @@ fn attention() -> Vec<(String, Subject)> {
                     group,
                     head_dim,
                     has_norm,
+                    has_sinks,
                     dtype,
                     pass,
                     page_size,
@@ -287,19 +294,15 @@ fn attention() -> Vec<(String, Subject)> {
             )
         }
     };
+    let (step, prompt) = (AttentionPass::Step, AttentionPass::Prompt);
+    let (activations, e4m3) = (CacheFormat::Activations, CacheFormat::E4m3);
     steps
         .into_iter()
-        .map(named(AttentionPass::Step, CacheFormat::Activations))
-        .chain(
-            prompts
-                .into_iter()
-                .map(named(AttentionPass::Prompt, CacheFormat::Activations)),
-        )
-        .chain(
-            codes
-                .into_iter()
-                .map(named(AttentionPass::Step, CacheFormat::E4m3)),
-        )
+        .map(named(step, activations, false))
+        .chain(prompts.into_iter().map(named(prompt, activations, false)))
+        .chain(codes.into_iter().map(named(step, e4m3, false)))
+        .chain(with_sinks.into_iter().map(named(step, activations, true)))
+        .chain(with_sinks.into_iter().map(named(step, e4m3, true)))
         .collect()
 }
 
@@ -332,20 +335,20 @@ fn codes() -> Vec<(String, Subject)> {
 
 /// Returns the attention kernels of prompts on tensor cores.
 fn flash() -> Vec<(String, Subject)> {
-    let named = |(head_dim, dtype, page_size)| {
-        (
-            format!(
-                "flash attention of {head_dim} in {dtype}{}",
-                of_pages(page_size)
-            ),
-            Subject::Flash {
+    let named = |has_sinks| {
+        move |(head_dim, dtype, page_size)| {
+            let (pages, sinks) = (of_pages(page_size), of_sinks(has_sinks));
+            let name = format!("flash attention of {head_dim} in {dtype}{pages}{sinks}");
+            let subject = Subject::Flash {
                 head_dim,
                 page_size,
+                has_sinks,
                 dtype,
-            },
-        )
+            };
+            (name, subject)
+        }
     };
-    [
+    let plain = [
         (64, F16, None),
         (80, BF16, None),
         (96, F16, None),
@@ -356,9 +359,18 @@ fn flash() -> Vec<(String, Subject)> {
         (128, F16, Some(64)),
         (128, BF16, Some(128)),
         (256, F16, Some(64)),
-    ]
-    .map(named)
-    .into()
+    ];
+    // Those of gpt-oss.
+    let with_sinks = [(64, F16, None), (64, BF16, Some(64))];
+    plain
+        .into_iter()
+        .map(named(false))
+        .chain(with_sinks.into_iter().map(named(true)))
+        .collect()
+}
+
+fn of_sinks(has_sinks: bool) -> &'static str {
+    if has_sinks { " with sinks" } else { "" }
 }
 
 fn of_pages(page_size: Option<usize>) -> String {

@@ -3,6 +3,7 @@
 use crate::{Card, records};
 use libtest_mimic::{Failed, Trial};
 use marlin_format::{WeightValue, ZeroPoint};
+use marlin_kernels::Epilogue;
 use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::{Config, RowOrder, Tile, configs};
 use serde_json::Value;
@@ -31,8 +32,17 @@ pub fn name(config: &Config) -> String {
 pub fn format(config: &Config) -> String {
     let dtype = if config.bf16 { "bf16" } else { "f16" };
     let zeros = if config.zero_points { " zeros" } else { "" };
-    let epilogue = if config.is_gated() { " swiglu" } else { "" };
+    let epilogue = epilogue(config.epilogue);
     format!("{} {} {dtype}{zeros}{epilogue}", config.value, config.group)
+}
+
+/// Returns the end of a configuration's name that is its epilogue.
+pub fn epilogue(epilogue: Epilogue) -> &'static str {
+    match epilogue {
+        Epilogue::None => "",
+        Epilogue::SwiGlu => " swiglu",
+        Epilogue::ClampedSwiGlu => " clamped swiglu",
+    }
 }
 
 /// Returns the name of a tile, without its stages and cluster size.

@@ -4,7 +4,7 @@ use marlin_format::{
     FormatError, PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, WeightDescriptor,
     WeightFormat, WeightTensors, WeightValue,
 };
-use marlin_kernels::{ActivationDtype, QuantProblem};
+use marlin_kernels::{ActivationDtype, Epilogue, QuantProblem};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::fmt;
@@ -148,9 +148,9 @@ impl Operands {
         }
     }
 
-    /// Returns SwiGLU of the product, whose first half of columns are gates: the expected outputs
-    /// [M, N / 2], and the magnitude of the terms of each output, to first order.
-    pub fn swiglu(&self, case: &Case) -> (Vec<f64>, Vec<f64>) {
+    /// Returns a gated epilogue of the product, whose first half of columns are gates: the expected
+    /// outputs [M, N / 2], and the magnitude of the terms of each output, to first order.
+    pub fn gated(&self, case: &Case, epilogue: Epilogue) -> (Vec<f64>, Vec<f64>) {
         let half = case.n / 2;
         let rows = self
             .expected
@@ -160,15 +160,8 @@ impl Operands {
             let ((gates, ups), (of_gates, of_ups)) =
                 (sums.split_at(half), magnitudes.split_at(half));
             (0..half).map(move |i| {
-                let sigmoid = 1.0 / (1.0 + (-gates[i]).exp());
-                let (silu, slope) = (
-                    gates[i] * sigmoid,
-                    sigmoid * (1.0 + gates[i] * (1.0 - sigmoid)),
-                );
-                (
-                    silu * ups[i],
-                    (silu * of_ups[i]).hypot(slope * ups[i] * of_gates[i]),
-                )
+                let (output, [of_gate, of_up]) = gated(epilogue, gates[i], ups[i]);
+                (output, (of_up * of_ups[i]).hypot(of_gate * of_gates[i]))
             })
         });
         outputs.unzip()
@@ -178,6 +171,28 @@ impl Operands {
     pub fn recompute(&mut self, case: &Case) {
         (self.expected, self.magnitude) = reference(&self.x, &self.weight, &self.bias, case.m);
     }
+}
+
+/// Returns the output of a gate and an up, and its derivatives with respect to both.
+pub fn gated(epilogue: Epilogue, gate: f64, up: f64) -> (f64, [f64; 2]) {
+    let limit = match epilogue {
+        Epilogue::ClampedSwiGlu => f64::from(Epilogue::CLAMPED_LIMIT),
+        _ => f64::INFINITY,
+    };
+    let (factor, shift) = match epilogue {
+        Epilogue::ClampedSwiGlu => (f64::from(Epilogue::CLAMPED_SLOPE), 1.0),
+        _ => (1.0, 0.0),
+    };
+    let inside = |is_inside| if is_inside { 1.0 } else { 0.0 };
+    let of_gate = inside(gate <= limit);
+    let of_up = inside(up.abs() <= limit);
+    let (gate, up) = (gate.min(limit), up.clamp(-limit, limit) + shift);
+    let sigmoid = 1.0 / (1.0 + (-factor * gate).exp());
+    let slope = sigmoid * (1.0 + factor * gate * (1.0 - sigmoid));
+    (
+        gate * sigmoid * up,
+        [of_gate * slope * up, of_up * gate * sigmoid],
+    )
 }
 
 /// Rounds a value to a dtype.

@@ -6,7 +6,7 @@ mod error;
 mod kernels;
 mod problems;
 
-pub use data::{Case, Operands, plain_bytes, round};
+pub use data::{Case, Operands, gated, plain_bytes, round};
 pub use error::tolerance;
 pub use kernels::runs_on_tensor_cores;
 pub use problems::{ROWS, cases, shapes};

@@ -33,6 +33,8 @@ pub struct Layer {
     pub intermediate: usize,
     pub top_k: usize,
     pub spec: QuantSpec,
+    /// What is computed from gates and ups.
+    pub epilogue: Epilogue,
 }
 
 impl MoeModel {
@@ -54,6 +56,10 @@ impl MoeModel {
             intermediate,
             top_k,
             spec: spec.with_scale_dtype(ScaleDtype::BF16),
+            epilogue: match self {
+                Self::GptOss20b | Self::GptOss120b => Epilogue::ClampedSwiGlu,
+                _ => Epilogue::SwiGlu,
+            },
         }
     }
 }
@@ -77,7 +83,7 @@ impl Layer {
         let (gate_up, down) = self.weights();
         let rows = tokens * self.top_k;
         (
-            QuantProblem::new(rows, gate_up, DTYPE).with_epilogue(Epilogue::SwiGlu),
+            QuantProblem::new(rows, gate_up, DTYPE).with_epilogue(self.epilogue),
             QuantProblem::new(rows, down, DTYPE),
         )
     }

@@ -14,6 +14,7 @@ use marlin_format::{PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFo
 use marlin_kernels::{ActivationDtype, Epilogue, Plan, QuantProblem, Runtime};
 
 pub use marlin_kernels::experts::{MAX_TOP_K, Router, RouterScores};
+pub use portable::gated;
 pub use weights::dense_weights;
 
 /// The experts of a mixture with quantised weights: for each token, the weighted sum of
@@ -32,8 +33,8 @@ pub use weights::dense_weights;
 /// | biases, if there are any | [experts, 2 x intermediate], [experts, hidden] |
 /// | correction of the scores, if there is one | `[experts]` |
 ///
-/// A record has these tensors. The router and the factor are those of the layer that it is loaded
-/// into.
+/// A record has these tensors. The router, the factor and the SwiGLU are those of the layer that it
+/// is loaded into.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -62,6 +63,9 @@ pub struct QuantExperts {
     router: Router,
     #[module(skip)]
     factor: f64,
+    /// What is computed from gates and ups.
+    #[module(skip)]
+    epilogue: Epilogue,
 }
 
 impl QuantExperts {
@@ -157,6 +161,7 @@ impl QuantExperts {
             correction: None,
             router,
             factor: 1.0,
+            epilogue: Epilogue::SwiGlu,
         })
     }
 
@@ -201,6 +206,12 @@ impl QuantExperts {
     /// Returns the layer with a factor by which all weights of experts are multiplied.
     pub fn with_factor(self, factor: f64) -> Self {
         Self { factor, ..self }
+    }
+
+    /// Returns the layer with the SwiGLU of gpt-oss, [`Epilogue::ClampedSwiGlu`].
+    pub fn with_clamped_swiglu(self) -> Self {
+        let epilogue = Epilogue::ClampedSwiGlu;
+        Self { epilogue, ..self }
     }
 
     /// Returns the weighted sums [.., hidden] of the outputs of each token's experts, for
@@ -263,6 +274,7 @@ impl QuantExperts {
             bias(&self.down_bias),
             self.router,
             self.factor,
+            self.epilogue,
         ))
     }
 
@@ -287,7 +299,7 @@ impl QuantExperts {
         let rows = tokens * self.router.top_k;
         let gate_up = self.gate_up.problem(rows, dtype);
         [
-            gate_up.with_epilogue(Epilogue::SwiGlu),
+            gate_up.with_epilogue(self.epilogue),
             self.down.problem(rows, dtype),
         ]
     }
@@ -312,6 +324,18 @@ impl QuantExperts {
     /// Returns the router.
     pub fn router(&self) -> Router {
         self.router
+    }
+
+    /// Returns what is computed from gates and ups.
+    pub fn epilogue(&self) -> Epilogue {
+        self.epilogue
+    }
+
+    /// Returns the biases, if there are any: of gates and ups [experts, 2 x intermediate], and of
+    /// down [experts, hidden].
+    pub fn biases(&self) -> Option<[Tensor<2>; 2]> {
+        let (gate_up, down) = self.gate_up_bias.as_ref().zip(self.down_bias.as_ref())?;
+        Some([gate_up.val(), down.val()])
     }
 
     /// Returns the descriptors of the weights of all experts: of gates and ups side by side, and of

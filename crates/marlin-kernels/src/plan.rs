@@ -327,7 +327,7 @@ fn one_row(problem: &QuantProblem, target: &Target) -> Option<Plan> {
 fn in_kernel(problem: &QuantProblem) -> EpilogueStage {
     match problem.epilogue {
         Epilogue::None => EpilogueStage::None,
-        Epilogue::SwiGlu => EpilogueStage::InKernel,
+        Epilogue::SwiGlu | Epilogue::ClampedSwiGlu => EpilogueStage::InKernel,
     }
 }
 

@@ -101,17 +101,44 @@ pub enum Epilogue {
     /// SwiGLU (arXiv 2002.05202): the first half of the columns are gates, the second ups, and the
     /// output is `silu(gate) * up`, [M, N / 2].
     SwiGlu,
+    /// The SwiGLU of gpt-oss, in the same layout: `gate * sigmoid(1.702 gate) * (up + 1)`, where
+    /// gates are at most 7 and ups from -7 to 7.
+    ClampedSwiGlu,
 }
 
 impl Epilogue {
     /// All epilogues.
-    pub const ALL: [Self; 2] = [Self::None, Self::SwiGlu];
+    pub const ALL: [Self; 3] = [Self::None, Self::SwiGlu, Self::ClampedSwiGlu];
+
+    /// The factor of gates in the sigmoid of [`Self::ClampedSwiGlu`].
+    pub const CLAMPED_SLOPE: f32 = 1.702;
+    /// The largest gate, and the largest magnitude of an up, of [`Self::ClampedSwiGlu`].
+    pub const CLAMPED_LIMIT: f32 = 7.0;
 
     /// Returns the number of columns of the product from which one output is computed.
     pub const fn columns(self) -> usize {
         match self {
             Self::None => 1,
-            Self::SwiGlu => 2,
+            Self::SwiGlu | Self::ClampedSwiGlu => 2,
+        }
+    }
+
+    /// Returns true if an output is computed from a gate and an up.
+    pub const fn is_gated(self) -> bool {
+        self.columns() == 2
+    }
+
+    /// Returns the output of a gate and an up, on the host. Without an epilogue, it is the gate.
+    pub fn gated(self, gate: f32, up: f32) -> f32 {
+        match self {
+            Self::None => gate,
+            Self::SwiGlu => gate / (1.0 + (-gate).exp()) * up,
+            Self::ClampedSwiGlu => {
+                // Unlike `min`, `clamp` keeps NaN.
+                let gate = gate.clamp(f32::MIN, Self::CLAMPED_LIMIT);
+                let up = up.clamp(-Self::CLAMPED_LIMIT, Self::CLAMPED_LIMIT);
+                gate / (1.0 + (-Self::CLAMPED_SLOPE * gate).exp()) * (up + 1.0)
+            }
         }
     }
 }
@@ -397,10 +424,10 @@ impl fmt::Display for QuantProblem {
         if *prologue == Prologue::AddRmsNorm {
             f.write_str(" after a norm")?;
         }
-        if *epilogue == Epilogue::SwiGlu {
-            f.write_str(" with SwiGLU")
-        } else {
-            Ok(())
+        match epilogue {
+            Epilogue::None => Ok(()),
+            Epilogue::SwiGlu => f.write_str(" with SwiGLU"),
+            Epilogue::ClampedSwiGlu => f.write_str(" with clamped SwiGLU"),
         }
     }
 }

@@ -50,7 +50,7 @@ mod tokens;
 pub use architectures::Architecture;
 pub use config::{
     GenerationConfig, Llama3RopeScaling, LongRopeScaling, ModelConfig, ModelConfigError,
-    ModelSizes, RopeScaling, SlidingWindow, YarnRopeScaling,
+    ModelSizes, RopeScaling, SlidingWindow, WindowLayers, YarnRopeScaling,
 };
 pub use engine::{
     AllowedTokens, BatchEngine, BatchOutput, BatchStep, DecodeToken, Engine, MAX_SEQUENCES,

@@ -7,8 +7,9 @@ use half::{bf16, f16};
 use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
 
 use crate::ModelError;
+use crate::architectures::StackShape;
 use crate::config::ModelConfig;
-use crate::model::{Experts, Model, ModelTensor, Projection};
+use crate::model::{DenseExperts, Experts, Model, ModelTensor, Projection};
 
 /// Writes `config.json` and `model.safetensors` to a new folder, with Hugging Face's names and
 /// layout (projections [N, K]).
@@ -70,6 +71,7 @@ struct Stored {
 enum Values {
     Vector(Tensor<1>),
     Matrix(Tensor<2>),
+    Stack(Tensor<3>),
 }
 
 /// Returns the tensors to write for a part of the model: its weight, then its bias if it has one.
@@ -81,11 +83,19 @@ fn stored(name: &str, part: &ModelTensor<'_>) -> Result<Vec<Stored>, ModelError>
     Ok(match part {
         ModelTensor::Embedding(embedding) => vec![weight(Values::Matrix(embedding.weight.val()))],
         ModelTensor::Norm(norm) => vec![weight(Values::Vector(norm.weight.val()))],
+        ModelTensor::Vector(vector) => vec![Stored {
+            name: name.into(),
+            values: Values::Vector(vector.val()),
+        }],
         ModelTensor::Projection {
             projection: Projection::Quant(_),
             ..
         } => return Err(ModelError::NotFloat { layer: name.into() }),
         ModelTensor::Expert {
+            experts: Experts::Quant(_),
+            ..
+        }
+        | ModelTensor::Stack {
             experts: Experts::Quant(_),
             ..
         } => return Err(ModelError::NotFloat { layer: name.into() }),
@@ -104,6 +114,11 @@ fn stored(name: &str, part: &ModelTensor<'_>) -> Result<Vec<Stored>, ModelError>
             let columns = of_expert.slice_dim(1, columns.clone());
             vec![weight(Values::Matrix(columns.transpose()))]
         }
+        ModelTensor::Stack {
+            experts: Experts::Dense(experts),
+            is_down,
+            shape,
+        } => stack(name, experts, *is_down, *shape),
         ModelTensor::Projection {
             projection: Projection::Dense(linear),
             columns,
@@ -123,11 +138,43 @@ fn stored(name: &str, part: &ModelTensor<'_>) -> Result<Vec<Stored>, ModelError>
     })
 }
 
+/// Returns the tensors of the weights of all experts, and of their biases if there are any.
+fn stack(name: &str, experts: &DenseExperts, is_down: bool, shape: StackShape) -> Vec<Stored> {
+    let (weights, biases) = if is_down {
+        (&experts.down, &experts.down_bias)
+    } else {
+        (&experts.gate_up, &experts.gate_up_bias)
+    };
+    let ordered = |columns: Tensor<3>| match shape.alternates && !is_down {
+        true => {
+            let [experts, k, n] = columns.dims();
+            let of_layers = columns.reshape([experts, k, 2, n / 2]);
+            of_layers.swap_dims(2, 3).reshape([experts, k, n])
+        }
+        false => columns,
+    };
+    let weights = ordered(weights.val());
+    let weights = match shape.has_k_first {
+        true => weights,
+        false => weights.swap_dims(1, 2),
+    };
+    let mut tensors = vec![Stored {
+        name: name.into(),
+        values: Values::Stack(weights),
+    }];
+    tensors.extend(biases.as_ref().map(|biases| Stored {
+        name: format!("{name}_bias"),
+        values: Values::Matrix(ordered(biases.val().unsqueeze_dim(1)).squeeze_dim(1)),
+    }));
+    tensors
+}
+
 impl Values {
     fn shape(&self) -> Vec<usize> {
         match self {
             Self::Vector(tensor) => tensor.dims().to_vec(),
             Self::Matrix(tensor) => tensor.dims().to_vec(),
+            Self::Stack(tensor) => tensor.dims().to_vec(),
         }
     }
 
@@ -135,6 +182,7 @@ impl Values {
         let values = match self {
             Self::Vector(tensor) => tensor.try_into_vec_as::<f32>(),
             Self::Matrix(tensor) => tensor.try_into_vec_as::<f32>(),
+            Self::Stack(tensor) => tensor.try_into_vec_as::<f32>(),
         };
         values.map_err(|error| ModelError::Read {
             tensor: name.into(),

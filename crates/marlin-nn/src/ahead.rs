@@ -53,6 +53,10 @@ pub struct ExpertsShape {
     pub router: Router,
     /// The weights of gates and ups side by side, and of down.
     pub weights: [WeightDescriptor; 2],
+    /// True if both weights have biases.
+    pub has_biases: bool,
+    /// What is computed from gates and ups.
+    pub epilogue: Epilogue,
 }
 
 /// The weight of a linear layer.

@@ -16,6 +16,9 @@ pub struct AttentionParts {
     pub norms: Option<([Tensor<1>; 2], f64)>,
     /// The length of the sliding window in positions, if the model has a window.
     pub window: Option<usize>,
+    /// A score of each query head that counts in its softmax without a position, `[heads]`, as
+    /// gpt-oss has ("attention sinks"); `None` if the model has none.
+    pub sinks: Option<Tensor<1>>,
 }
 
 impl AttentionParts {
@@ -36,6 +39,7 @@ impl AttentionParts {
             cache,
             max_positions,
             window: self.window,
+            has_sinks: self.sinks.is_some(),
             norm_epsilon: self.norms.as_ref().map(|(_, epsilon)| *epsilon as f32),
             dtype,
         }

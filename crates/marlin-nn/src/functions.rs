@@ -17,7 +17,7 @@ use crate::ops::DecodeBackend;
 use crate::portable;
 use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{FloatDType, Int, Tensor};
 use burn_marlin::QuantLinear;
 use burn_marlin::backend::activation_dtype;
 use marlin_kernels::{ActivationDtype, Epilogue};
@@ -68,8 +68,8 @@ pub fn add_rms_norm<const D: usize>(
 /// launch.
 ///
 /// With [`Epilogue::SwiGlu`] the layer computes the gate and up projections side by side, and the
-/// output is [`silu_mul`] of the projections. On tensor cores the matmul kernel computes SwiGLU
-/// before it rounds the projections.
+/// output is `silu(gate) * up`. On tensor cores the matmul kernel computes SwiGLU before it rounds
+/// the projections.
 ///
 /// # Panics
 /// Panics if the last dimension of `x` is not K, or if `residual` has another shape than `x`.
@@ -111,21 +111,18 @@ pub fn norm_linear<const D: usize>(
     (Tensor::from_dispatch(out), Tensor::from_dispatch(sum))
 }
 
-/// Applies an epilogue to the output of a matmul.
+/// Applies an epilogue to the output of a matmul. With a gated epilogue, the first half of the last
+/// dimension of `out` [.., 2 * features] has gates, the second half ups, and the result is
+/// [.., features].
 pub fn apply<const D: usize>(epilogue: Epilogue, out: Tensor<D>) -> Tensor<D> {
-    match epilogue {
-        Epilogue::None => out,
-        Epilogue::SwiGlu => silu_mul(out),
+    if !epilogue.is_gated() {
+        return out;
     }
-}
-
-/// Returns SwiGLU (arXiv 2002.05202), `silu(gate) * up` [.., features], of `gate_up` [.., 2 *
-/// features]. The gates are the first half of the last dimension.
-pub fn silu_mul<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
-    if takes(&gate_up) {
-        return Tensor::from_dispatch(Dispatch::decode_silu_mul(gate_up.into_dispatch()));
+    if takes(&out) {
+        let out = Dispatch::decode_gated(out.into_dispatch(), epilogue);
+        return Tensor::from_dispatch(out);
     }
-    portable::silu_mul(gate_up)
+    portable::gated(epilogue, out)
 }
 
 /// Returns the embeddings [rows, hidden] of the rows' tokens from `table` [vocab, hidden]. Skipped
@@ -273,6 +270,8 @@ fn attend(
             .map(|(weights, _)| weights[index].clone().into_dispatch())
             .into()
     };
+    let sinks = parts.sinks.as_ref();
+    let sinks = sinks.map(|sinks| sinks.clone().cast(FloatDType::from(qkv.dtype())));
     let wide = |index: usize| {
         let workspace = cache.workspace.map(|workspace| workspace[index].clone());
         workspace.map(Tensor::into_dispatch).into()
@@ -292,6 +291,7 @@ fn attend(
         sin.clone().into_dispatch(),
         norm(0),
         norm(1),
+        sinks.map(Tensor::into_dispatch).into(),
         words.clone().into_dispatch(),
         shape,
     );

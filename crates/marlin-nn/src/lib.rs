@@ -49,7 +49,7 @@ pub use device::{MAX_PASS_ROWS, has_flash_attention, has_kernels, takes_prompts}
 pub use error::DecodeError;
 pub use functions::{
     add_rms_norm, apply, attention, embed, linear, log_likelihoods, logprobs, matmul, norm_linear,
-    prompt_attention, rms_norm, sample, silu_mul,
+    prompt_attention, rms_norm, sample,
 };
 pub use kernels::flash::{TILE_WORDS, most_tiles, tiles};
 pub use kernels::sample::{LOGPROB_WORDS, MAX_LOGPROBS, SlotTokens, TokenTable, bitmap};

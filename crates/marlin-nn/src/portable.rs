@@ -7,6 +7,8 @@ use crate::kernels::sample::{LOGPROB_WORDS, SlotTokens, logprobs_host, sample_ho
 use crate::kernels::{SequenceState, SequenceStatus};
 use crate::rows::{read_rows, write_rows, write_words};
 use burn::tensor::{DType, Element, FloatDType, Int, Tensor, TensorData, activation};
+use burn_marlin::experts;
+use marlin_kernels::Epilogue;
 
 pub(crate) fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -> Tensor<D> {
     let dtype = FloatDType::from(x.dtype());
@@ -15,10 +17,11 @@ pub(crate) fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon:
     (x / rms).cast(dtype) * weight.unsqueeze()
 }
 
-pub(crate) fn silu_mul<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
+pub(crate) fn gated<const D: usize>(epilogue: Epilogue, gate_up: Tensor<D>) -> Tensor<D> {
     let features = gate_up.dims()[D - 1] / 2;
     let gate = gate_up.clone().slice_dim(D - 1, 0..features);
-    activation::silu(gate) * gate_up.slice_dim(D - 1, features..2 * features)
+    let up = gate_up.slice_dim(D - 1, features..2 * features);
+    experts::gated(epilogue, gate, up)
 }
 
 pub(crate) fn embed(table: Tensor<2>, rows: &Tensor<2, Int>) -> Tensor<2> {
@@ -112,13 +115,27 @@ pub(crate) fn attention(
         let queries =
             normalise_and_rotate(queries, 0).reshape([kv_heads, heads / kv_heads, head_dim])
                 / (head_dim as f64).sqrt();
-        let weights = activation::softmax(queries.matmul(of_slot(keys).swap_dims(1, 2)), 2);
+        let scores = queries.matmul(of_slot(keys).swap_dims(1, 2));
+        let weights = softmax_with_sinks(scores, parts.sinks.clone());
         weights
             .matmul(of_slot(values))
             .reshape([1, heads * head_dim])
             .cast(dtype)
     });
     Tensor::cat(outputs.collect(), 0)
+}
+
+/// Returns the softmax of scores [kv_heads, heads of a key head, positions] over their positions, to
+/// which each head's score of `sinks` `[heads]` belongs without a position.
+pub fn softmax_with_sinks(scores: Tensor<3>, sinks: Option<Tensor<1>>) -> Tensor<3> {
+    let [kv_heads, group, positions] = scores.dims();
+    let Some(sinks) = sinks else {
+        return activation::softmax(scores, 2);
+    };
+    let sinks = sinks
+        .cast(FloatDType::from(scores.dtype()))
+        .reshape([kv_heads, group, 1]);
+    activation::softmax(Tensor::cat(vec![scores, sinks], 2), 2).slice_dim(2, 0..positions)
 }
 
 /// Computes [`log_likelihoods`](crate::log_likelihoods) with Burn's operations.

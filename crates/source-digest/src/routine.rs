@@ -81,7 +81,7 @@ impl Routine {
             Self::Rows => &[
                 "marlin_kernels::fp8::source",
                 "marlin_nn::kernels::rms_norm_source",
-                "marlin_nn::kernels::silu_mul_source",
+                "marlin_nn::kernels::gated_source",
                 "marlin_nn::kernels::e4m3_cache_sources",
             ],
             Self::Attention => &["marlin_nn::kernels::attention::source"],

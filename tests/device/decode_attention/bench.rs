@@ -16,7 +16,7 @@ use marlin_nn::kernels::{E4m3CacheArgs, RopeCacheArgs, SequenceState, rope_cache
 pub(super) struct Bench {
     pub(super) client: Client,
     pub(super) shape: AttentionShape,
-    pub(super) buffers: [(Handle, usize); 14],
+    pub(super) buffers: [(Handle, usize); 15],
     pub(super) prompts: PromptKernel,
 }
 
@@ -40,6 +40,7 @@ pub(super) const ARRIVAL_COUNTERS: usize = 10;
 pub(super) const QUERIES: usize = 11;
 const TILES: usize = 12;
 pub(super) const PAGES: usize = 13;
+const SINKS: usize = 14;
 
 impl Bench {
     pub(super) fn new(client: &Client, shape: &AttentionShape, operands: &Operands) -> Self {
@@ -81,6 +82,7 @@ impl Bench {
                 most_tiles(shape.rows, shape.rows) * TILE_WORDS,
             ),
             page_table(&operands.used_pages(shape).unwrap_or(vec![0])),
+            floats(&operands.sinks),
         ];
         Self {
             client: client.clone(),
@@ -100,6 +102,10 @@ impl Bench {
         self.shape.norm_epsilon.map(|_| self.arg(buffer))
     }
 
+    fn sinks(&self) -> Option<BufferArg> {
+        self.shape.has_sinks.then(|| self.arg(SINKS))
+    }
+
     fn pages(&self) -> Option<BufferArg> {
         self.shape.cache.pages.map(|_| self.arg(PAGES))
     }
@@ -117,6 +123,7 @@ impl Bench {
             sin: self.arg(5),
             q_norm: self.norm(6),
             k_norm: self.norm(7),
+            sinks: self.sinks(),
             out: self.arg(OUT),
             partials: self.arg(9),
             arrival_counters: self.arg(ARRIVAL_COUNTERS),
@@ -163,6 +170,7 @@ impl Bench {
             keys: self.arg(KEYS),
             values: self.arg(VALUES),
             pages: self.pages(),
+            sinks: self.sinks(),
             out: self.arg(OUT),
         }
     }

@@ -121,6 +121,7 @@ pub(super) fn steps(device: &Device, is_card: bool, seed: u64) {
             let rows = if is_card { 12 } else { 6 };
             let plain = AttentionShape {
                 window: (case == 1).then_some(70),
+                has_sinks: group == 4,
                 norm_epsilon: (case == 1).then_some(1e-6),
                 ..shape(rows, [2 * group, 2], head_dim, max_len, dtype)
             };

@@ -20,6 +20,9 @@ pub(super) struct Operands {
     pub(super) sin: Vec<f32>,
     /// The weights of the norms of q and k.
     pub(super) norms: [Vec<f32>; 2],
+    /// The scores of heads without a position. Of several heads, the last has one that is much larger
+    /// than all others.
+    pub(super) sinks: Vec<f32>,
 }
 
 impl Operands {
@@ -52,8 +55,12 @@ impl Operands {
                 random(shape.cache.head_dim, 2.0),
                 random(shape.cache.head_dim, 2.0),
             ],
+            sinks: random(shape.heads, 6.0),
             rows,
         };
+        if let [_, .., last] = operands.sinks.as_mut_slice() {
+            *last = 200.0;
+        }
         for row in &operands.rows {
             let SequenceStatus::At(position) = row.status else {
                 continue;
@@ -281,9 +288,13 @@ pub(super) fn reference(
             .map(|position| dot(&at(&operands.keys, position)))
             .collect();
         scores.push(dot(&key));
-        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sink = match shape.has_sinks {
+            true => f64::from(operands.sinks[head]),
+            false => f64::NEG_INFINITY,
+        };
+        let most = scores.iter().copied().fold(sink, f64::max);
         let parts: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
-        let total: f64 = parts.iter().sum();
+        let total = parts.iter().sum::<f64>() + (sink - most).exp();
         let (mut sum, mut squares) = (
             vec![0.0; shape.cache.head_dim],
             vec![0.0; shape.cache.head_dim],

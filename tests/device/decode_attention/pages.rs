@@ -57,6 +57,7 @@ pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
         let head_dim = if is_card { 128 } else { 16 };
         let shape = AttentionShape {
             window,
+            has_sinks: window.is_some(),
             norm_epsilon,
             ..shape(1, [8, 2], head_dim, max_len, dtype)
         };
@@ -96,6 +97,7 @@ pub(super) fn prompts(device: &Device, is_card: bool, seed: u64) {
         let shape = AttentionShape {
             pass: AttentionPass::Prompt,
             window,
+            has_sinks: window.is_some(),
             ..shape(rows, [4, 2], head_dim, max_len, dtype)
         };
         check_prompts(&client, &with_pages(size, shape), sequences, seed);

@@ -61,6 +61,7 @@ pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
         let normed = AttentionShape {
             norm_epsilon: Some(1e-6),
             window: Some(11),
+            has_sinks: true,
             ..plain
         };
         let half_rotated = AttentionShape {
@@ -70,6 +71,7 @@ pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
         };
         let unrotated = AttentionShape {
             rotary_dim: 0,
+            has_sinks: true,
             norm_epsilon: Some(1e-5),
             ..shape(rows, [2 * group, 2], head_dim, max_len, dtype)
         };
@@ -138,7 +140,11 @@ pub(super) fn long(device: &Device, is_card: bool, seed: u64) {
     for window in [None, Some(max_len / 3)] {
         check_prompts(
             &client,
-            &AttentionShape { window, ..plain },
+            &AttentionShape {
+                window,
+                has_sinks: window.is_some(),
+                ..plain
+            },
             sequences,
             seed,
         );

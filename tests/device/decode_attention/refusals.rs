@@ -93,6 +93,11 @@ pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
         },
         "norm of q",
     );
+    let with_sinks = AttentionShape {
+        has_sinks: true,
+        ..shape
+    };
+    presence(&with_sinks, bench.args(QKV), "sinks");
     let normed = AttentionShape {
         norm_epsilon: Some(1e-6),
         ..shape

@@ -10,10 +10,10 @@ use burn_marlin::Error;
 use burn_marlin::experts::{QuantExperts, Router, RouterScores};
 use libtest_mimic::Trial;
 use marlin_format::{GroupSize, PlainWeight, QuantSpec, ScaleDtype, Sparsity, WeightValue};
-use marlin_kernels::ActivationDtype;
 use marlin_kernels::experts::host;
+use marlin_kernels::{ActivationDtype, Epilogue};
 use marlin_testing::relative_error;
-use marlin_tests::{Case, Operands, round, tolerance};
+use marlin_tests::{Case, Operands, gated, round, tolerance};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -55,6 +55,7 @@ struct Layer {
     correction: Option<Vec<f32>>,
     factor: f64,
     has_biases: bool,
+    epilogue: Epilogue,
     activations: ActivationDtype,
 }
 
@@ -99,6 +100,10 @@ impl Layer {
             correction,
             factor: 1.5,
             has_biases: router.experts.is_multiple_of(2),
+            epilogue: match spec.value {
+                WeightValue::E2m1 => Epilogue::ClampedSwiGlu,
+                _ => Epilogue::SwiGlu,
+            },
             activations,
         }
     }
@@ -112,6 +117,10 @@ impl Layer {
         let layer = QuantExperts::new(self.router, gate_up, down, self.activations, device)
             .unwrap_or_else(|error| panic!("{error}"))
             .with_factor(self.factor);
+        let layer = match self.epilogue {
+            Epilogue::ClampedSwiGlu => layer.with_clamped_swiglu(),
+            _ => layer,
+        };
         let layer = match &self.correction {
             Some(values) => {
                 let correction =
@@ -149,7 +158,7 @@ impl Layer {
         let gated: Vec<f64> = gates
             .iter()
             .zip(ups)
-            .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
+            .map(|(&gate, &up)| gated(self.epilogue, gate, up).0)
             .collect();
         self.product(&self.down[expert], &gated)
     }
@@ -228,7 +237,7 @@ fn agrees(device: &Device, seed: u64) {
             [200, 40],
         ),
         (
-            router(9, 3, RouterScores::Sigmoid, true),
+            router(8, 3, RouterScores::Sigmoid, true),
             QuantSpec::mxfp4().with_scale_dtype(bf16),
             false,
             [64, 64],

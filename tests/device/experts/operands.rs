@@ -85,7 +85,7 @@ impl Experts {
             .iter()
             .map(|operands| match epilogue {
                 Epilogue::None => (operands.expected.clone(), operands.magnitude.clone()),
-                Epilogue::SwiGlu => operands.swiglu(&self.case),
+                _ => operands.gated(&self.case, epilogue),
             })
             .collect();
         let width = self.case.n / epilogue.columns();

@@ -27,6 +27,7 @@ pub(super) fn norm_in_front(device: &Device, seed: u64) {
             ScaleDtype::F16
         };
         let (none, swiglu) = (Epilogue::None, Epilogue::SwiGlu);
+        let clamped = Epilogue::ClampedSwiGlu;
         for (m, k, n, group, permuted, epilogue) in [
             (1, 1024, 65, GroupSize::G128, false, none),
             (3, 1024, 65, GroupSize::G128, false, none),
@@ -42,6 +43,8 @@ pub(super) fn norm_in_front(device: &Device, seed: u64) {
             (3, 1000, 256, GroupSize::Channel, false, swiglu),
             (20, 1024, 512, GroupSize::G64, false, swiglu),
             (3, 344, 66, GroupSize::G32, false, swiglu),
+            (1, 1024, 256, GroupSize::G128, false, clamped),
+            (3, 344, 66, GroupSize::G32, false, clamped),
         ] {
             let spec = QuantSpec::int4(group)
                 .with_zero_points()
@@ -83,8 +86,8 @@ pub(super) fn norm_in_front(device: &Device, seed: u64) {
                 EPSILON,
                 epilogue,
             );
-            if epilogue == Epilogue::SwiGlu {
-                (operands.expected, operands.magnitude) = operands.swiglu(&case);
+            if epilogue.is_gated() {
+                (operands.expected, operands.magnitude) = operands.gated(&case, epilogue);
             }
             check(&case, seed, &values(y), &operands);
             assert!(values(found) == sum, "{case}, seed {seed}: the sum differs");

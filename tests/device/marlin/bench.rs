@@ -98,9 +98,16 @@ impl Bench {
             .to_vec()
     }
 
-    /// Runs a case with SwiGLU, and compares it with f64.
-    pub(super) fn check_swiglu(&self, case: &Case, operands: &Operands, launch: Launch, seed: u64) {
-        let problem = problem(case).with_epilogue(Epilogue::SwiGlu);
+    /// Runs a case with a gated epilogue, and compares it with f64.
+    pub(super) fn check_gated(
+        &self,
+        case: &Case,
+        epilogue: Epilogue,
+        operands: &Operands,
+        launch: Launch,
+        seed: u64,
+    ) {
+        let problem = problem(case).with_epilogue(epilogue);
         let plan = Plan {
             epilogue: EpilogueStage::InKernel,
             ..self.plan(launch)
@@ -109,7 +116,7 @@ impl Bench {
             &self.run_problem(&problem, case, operands, &plan),
             case.activations,
         );
-        let (expected, magnitude) = operands.swiglu(case);
+        let (expected, magnitude) = operands.gated(case, problem.epilogue);
         let error = relative_error_of_terms(&found, &expected, &magnitude);
         assert!(
             error <= tolerance(case.activations),

@@ -113,25 +113,25 @@ def float_tensor(name, shape) -> torch.Tensor:
     if len(shape) == 1:
         value = 0.1 * value + (1.0 if name.lower().endswith("norm.weight") else 0.0)
     elif "embed" not in name:
-        value = value / shape[-1] ** 0.5
+        value = value / (shape[-1] if len(shape) == 2 else shape[1]) ** 0.5
     return (value * 256).round().clamp(-1023, 1023) / 256
 
 
-def logits_of(model_class, config, tensors) -> tuple[torch.Tensor, torch.Tensor]:
+def logits_of(model_class, config, tensors, tokens=TOKENS) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids `[1, T]` and the logits `[1, T, vocab]` of transformers, in f32 without a fused attention."""
     config._attn_implementation = "eager"
     model = model_class(config).float().eval()
     missing, unexpected = model.load_state_dict({name: value.float() for name, value in tensors.items()}, strict=False)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     assert set(missing) <= tied and not unexpected, (missing, unexpected)
-    ids = torch.randint(0, config.vocab_size, (1, TOKENS), generator=generator("ids", config.vocab_size))
+    ids = torch.randint(0, config.vocab_size, (1, tokens), generator=generator("ids", config.vocab_size))
     with torch.no_grad():
         return ids, model(ids).logits.float()
 
 
 def write(name, config, tensors, *, packer, weights=None, formats=None, dequantized_in=None, quantization=None, quantize_config=None,
           quantize_file="quantize_config.json", shards=1, file="model.safetensors", model_class=LlamaForCausalLM, to_model=None, reference=None,
-          config_edit=None, note=None):
+          config_edit=None, note=None, tokens=TOKENS):
     """Writes `tests/golden/{name}` and its entry of the index.
 
     `tensors`: what the file holds. `weights`: by layer, the packer's own dequantisation `[N, K]` in the dtype it computes in.
@@ -145,7 +145,7 @@ def write(name, config, tensors, *, packer, weights=None, formats=None, dequanti
             wanted = set(model_class(config).state_dict())
         reference = {key: value for key, value in tensors.items() if key in wanted}
         reference |= {f"{layer}.weight": weight.float() for layer, weight in (weights or {}).items()}
-    ids, logits = logits_of(model_class, config, reference)
+    ids, logits = logits_of(model_class, config, reference, tokens)
     write_folder(name, config, tensors, {"input_ids": ids, "logits": logits}, packer=packer, weights=weights or {}, formats=formats or {},
                  dequantized_in=dequantized_in, quantization=quantization, quantize_config=quantize_config, quantize_file=quantize_file,
                  shards=shards, file=file, model_class=model_class, config_edit=config_edit, note=note)

@@ -4,6 +4,7 @@ use super::{QuantExperts, RouterScores};
 use burn::module::Param;
 use burn::tensor::activation::{sigmoid, silu, softmax};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
+use marlin_kernels::Epilogue;
 use marlin_kernels::experts::host;
 
 impl QuantExperts {
@@ -92,10 +93,27 @@ impl QuantExperts {
             .chunk(2, 1)
             .try_into()
             .unwrap_or_else(|_| panic!("gates and ups are two halves"));
-        let gated = (silu(gate) * up).cast(dtype);
+        let gated = gated(self.epilogue, gate, up).cast(dtype);
         let down = self.down.expert(expert);
         down.matmul_bias(gated, bias(&self.down_bias))
     }
+}
+
+/// Returns the outputs of gates and ups, in their dtype. Without a gated epilogue, they are those of
+/// SwiGLU.
+pub fn gated<const D: usize>(epilogue: Epilogue, gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
+    if epilogue != Epilogue::ClampedSwiGlu {
+        return silu(gate) * up;
+    }
+    // Some devices' `clamp` drops NaN.
+    let at_most = |x: Tensor<D>| {
+        let above = x.clone().greater_elem(Epilogue::CLAMPED_LIMIT);
+        x.mask_fill(above, Epilogue::CLAMPED_LIMIT)
+    };
+    let gate = at_most(gate);
+    let up = -at_most(-at_most(up));
+    let slope = f64::from(Epilogue::CLAMPED_SLOPE);
+    sigmoid(gate.clone() * slope) * gate * (up + 1.0)
 }
 
 /// Returns indices on the device of `like`.

@@ -216,7 +216,7 @@ fn products(config: &ModelConfig, format: Format, tokens: f64) -> f64 {
 fn layers(config: &ModelConfig, of_window: impl Fn(f64) -> f64) -> f64 {
     let count = config.num_hidden_layers;
     let (full, window) = match config.sliding_window {
-        Some(window) => (window.first_layer.min(count), window.size as f64),
+        Some(window) => (count - window.layers.count(count), window.size as f64),
         None => (count, f64::INFINITY),
     };
     full as f64 * of_window(f64::INFINITY) + (count - full) as f64 * of_window(window)

@@ -320,7 +320,7 @@ fn a_window_shortens_attention() {
     let mut windowed = full.clone();
     windowed.sliding_window = Some(marlin_lm::SlidingWindow {
         size: 1024,
-        first_layer: 0,
+        layers: marlin_lm::WindowLayers::From(0),
     });
     let step =
         |config, prompt| cost::decode(config, Format::Int4, &H200, 64, prompt).floor_milliseconds;

@@ -111,6 +111,9 @@ pub enum Fp4Format {
     MxFp4Packed,
     /// ModelOpt, `quant_algo` is `NVFP4`: the scale of the tensor is a factor.
     ModelOptNvFp4,
+    /// `quant_method` is `mxfp4`, as in gpt-oss: experts in one tensor, whose scales are powers of
+    /// two.
+    GptOss,
 }
 
 impl Fp8Format {
@@ -130,7 +133,7 @@ impl Fp4Format {
     pub fn spec(&self) -> QuantSpec {
         match self {
             Self::NvFp4Packed | Self::ModelOptNvFp4 => QuantSpec::nvfp4(),
-            Self::MxFp4Packed => QuantSpec::mxfp4(),
+            Self::MxFp4Packed | Self::GptOss => QuantSpec::mxfp4(),
         }
     }
 }
@@ -174,6 +177,7 @@ impl LayerFormat {
             Self::Fp4(Fp4Format::NvFp4Packed) => "nvfp4-pack-quantized",
             Self::Fp4(Fp4Format::MxFp4Packed) => "mxfp4-pack-quantized",
             Self::Fp4(Fp4Format::ModelOptNvFp4) => "modelopt nvfp4",
+            Self::Fp4(Fp4Format::GptOss) => "gpt-oss mxfp4",
         }
     }
 

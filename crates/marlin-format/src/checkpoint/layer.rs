@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    CONFIG_FILE, Checkpoint, CheckpointError, ConfigError, LayerFormat, Quantization, awq,
-    compressed_tensors, fp4, fp8, gptq, marlin, marlin24,
+    CONFIG_FILE, Checkpoint, CheckpointError, ConfigError, Fp4Format, LayerFormat, Quantization,
+    awq, compressed_tensors, fp4, fp8, gptq, marlin, marlin24, stacked,
 };
 use crate::{PlainWeight, memory_short_of};
 
@@ -43,9 +43,14 @@ pub fn layer_tensors(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat)
         LayerFormat::Fp8(format) => fp8::tensors(format.config),
         LayerFormat::Fp4(format) => fp4::tensors(*format),
     };
+    // The names of a stack of experts continue its own name.
+    let dot = match format {
+        LayerFormat::Fp4(Fp4Format::GptOss) => "",
+        _ => ".",
+    };
     tensors
         .iter()
-        .map(|tensor| format!("{layer}.{tensor}"))
+        .map(|tensor| format!("{layer}{dot}{tensor}"))
         .filter(|name| checkpoint.contains(name))
         .collect()
 }
@@ -92,7 +97,11 @@ pub fn entries(
         if counted.contains(name) {
             continue;
         }
+        let stack = stacked::TENSORS
+            .into_iter()
+            .find_map(|end| name.strip_suffix(end));
         let (layer, _) = name.rsplit_once('.').unwrap_or((name, ""));
+        let layer = stack.unwrap_or(layer);
         let format =
             layer_format(quantization, layer).map_err(|source| CheckpointError::Config {
                 path: checkpoint.dir().join(CONFIG_FILE),

@@ -72,18 +72,9 @@ impl<'a> LayerTensors<'a> {
         [k, n]: [usize; 2],
         scales: Vec<f32>,
     ) -> Result<PlainWeight, CheckpointError> {
-        let layout = PlainLayout::new(k, n, spec.value);
-        let parts = PlainParts {
-            k,
-            n,
-            spec,
-            qweight: from_byte_rows(self.buffer(&layout), &layout, weight.bytes()),
-            metadata: None,
-            scales: Scales::F32(scales),
-            zero_points: None,
-            row_permutation: None,
-        };
-        PlainWeight::new(parts).map_err(|source| self.invalid(weight, source))
+        let words = self.buffer(&PlainLayout::new(k, n, spec.value));
+        float_weight(words, weight.bytes(), spec, [k, n], scales)
+            .map_err(|source| self.invalid(weight, source))
     }
 
     pub(super) fn missing(&self, tensor: &str) -> CheckpointError {
@@ -116,4 +107,26 @@ impl<'a> LayerTensors<'a> {
             source,
         }
     }
+}
+
+/// Returns the weight `[K, N]` whose values are `bytes`, a row for each of the N output features,
+/// with scales `[G, N]`. `words` is a buffer for the values, with any contents.
+pub(super) fn float_weight(
+    words: Vec<u32>,
+    bytes: &[u8],
+    spec: QuantSpec,
+    [k, n]: [usize; 2],
+    scales: Vec<f32>,
+) -> Result<PlainWeight, FormatError> {
+    let layout = PlainLayout::new(k, n, spec.value);
+    PlainWeight::new(PlainParts {
+        k,
+        n,
+        spec,
+        qweight: from_byte_rows(words, &layout, bytes),
+        metadata: None,
+        scales: Scales::F32(scales),
+        zero_points: None,
+        row_permutation: None,
+    })
 }

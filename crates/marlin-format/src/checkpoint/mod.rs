@@ -11,6 +11,7 @@
 //! | read GPTQ, versions 1 and 2; write version 2 | [`gptq`] |
 //! | read AWQ, Marlin and Marlin 2:4 | [`awq`], [`marlin`], [`marlin24`] |
 //! | read FP8, NVFP4 and MXFP4 of any program | [`fp8`], [`fp4`] |
+//! | read MXFP4 experts of gpt-oss, all in one tensor | [`stacked`] |
 //!
 //! Files are untrusted: everything that a file declares is checked against the file before it is
 //! used, and the error names the file.
@@ -22,6 +23,7 @@ pub mod fp8;
 pub mod gptq;
 pub mod marlin;
 pub mod marlin24;
+pub mod stacked;
 
 mod bitmask;
 mod config_error;

@@ -27,4 +27,5 @@ mod read_layer;
 mod scale_layouts;
 mod slice;
 mod spec;
+mod stacked;
 mod two_four;

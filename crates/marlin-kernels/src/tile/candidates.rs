@@ -278,8 +278,14 @@ pub fn configs(capability: u32, shared_limit: usize, rows: RowOrder) -> Vec<Conf
             })
         })
     });
-    let with_epilogues =
-        formats.flat_map(|format| Epilogue::ALL.map(|epilogue| Format { epilogue, ..format }));
+    // The models with the clamped SwiGLU are mixtures.
+    let epilogues = Epilogue::ALL
+        .into_iter()
+        .filter(move |&epilogue| rows.has_experts() || epilogue != Epilogue::ClampedSwiGlu);
+    let with_epilogues = formats.flat_map(|format| {
+        let epilogues = epilogues.clone();
+        epilogues.map(move |epilogue| Format { epilogue, ..format })
+    });
     with_epilogues
         .flat_map(|format| format.configs(capability, shared_limit))
         .collect()

@@ -49,10 +49,10 @@ impl Config {
         self.tile.is_wgmma() && self.tile.batch_tiles > 8
     }
 
-    /// Returns true if the epilogue is SwiGLU: half of a tile's columns are gates, the other half
+    /// Returns true if the epilogue is a SwiGLU: half of a tile's columns are gates, the other half
     /// the corresponding ups.
     pub const fn is_gated(&self) -> bool {
-        matches!(self.epilogue, Epilogue::SwiGlu)
+        self.epilogue.is_gated()
     }
 
     /// Returns true if the tile supports the epilogue. SwiGLU requires an even number of chunks

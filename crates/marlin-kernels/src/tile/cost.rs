@@ -27,7 +27,7 @@ const SWIGLU_MICROSECONDS: f64 = 2.2;
 /// to be faster than tiles that compute SwiGLU.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<Launch> {
     let (time, launch) = fastest(problem, card)?;
-    if problem.epilogue == Epilogue::SwiGlu {
+    if problem.epilogue.is_gated() {
         let (without, _) = fastest(&problem.with_epilogue(Epilogue::None), card)?;
         return (time <= without + SWIGLU_MICROSECONDS).then_some(launch);
     }

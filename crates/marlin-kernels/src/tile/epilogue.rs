@@ -12,6 +12,7 @@ use super::runs::{read_runs, write_runs};
 use super::shape::CHUNK_N;
 use super::sizes::TileSizes;
 use super::stripe::{TilePart, stripe_start, tile_place};
+use crate::Epilogue;
 use crate::ptx::{F4, ex2_approx, lane, rcp_approx};
 use cubecl::prelude::*;
 
@@ -133,7 +134,7 @@ fn write<F: Float>(
                     config,
                 );
                 if comptime!(config.is_gated()) {
-                    value = swiglu(
+                    value = gated(
                         value,
                         scaled_and_biased::<F>(
                             totals[comptime!(first + 1)],
@@ -144,6 +145,7 @@ fn write<F: Float>(
                             sizes,
                             config,
                         ),
+                        config.epilogue,
                     );
                 }
                 out[(row * sizes.n + column) as usize] = F::cast_from(value);
@@ -186,11 +188,21 @@ fn scaled_and_biased<F: Float>(
     total
 }
 
-/// Returns `silu(gate) * up` (SwiGLU, arXiv 2002.05202), to a relative error of 2^-21. An exact
-/// division would take as long as the rest of an output.
+/// Returns the output of a gate and an up, to a relative error of 2^-21. An exact division would
+/// take as long as the rest of an output.
 #[cube]
-pub(crate) fn swiglu(gate: f32, up: f32) -> f32 {
-    gate * rcp_approx(1.0 + ex2_approx(-gate * std::f32::consts::LOG2_E)) * up
+pub(crate) fn gated(gate: f32, up: f32, #[comptime] epilogue: Epilogue) -> f32 {
+    if comptime!(epilogue == Epilogue::ClampedSwiGlu) {
+        let limit = Epilogue::CLAMPED_LIMIT;
+        // Unlike `min` and `max`, a selection keeps NaN.
+        let gate = select(gate > limit, limit.runtime(), gate);
+        let up = select(up > limit, limit.runtime(), up);
+        let up = select(up < -limit, (-limit).runtime(), up);
+        let slope = comptime!(-Epilogue::CLAMPED_SLOPE * std::f32::consts::LOG2_E);
+        gate * rcp_approx(1.0 + ex2_approx(gate * slope)) * (up + 1.0)
+    } else {
+        gate * rcp_approx(1.0 + ex2_approx(-gate * std::f32::consts::LOG2_E)) * up
+    }
 }
 
 /// Adds the sums of the warps that differ along K, eight rows at a time, always in the same order.

@@ -3,7 +3,7 @@
 //! and biases of its columns once, and stores a row's outputs at once.
 
 use super::config::Config;
-use super::epilogue::{channel_scale, swiglu};
+use super::epilogue::{channel_scale, gated};
 use super::outputs::output;
 use super::sizes::TileSizes;
 use crate::ptx::{
@@ -110,13 +110,14 @@ pub(super) fn write_runs<F: Float>(
                 let first = comptime!(tile * config.outputs_of_eight_rows() + place);
                 let value = fma(totals[first], factors[place], biases[place]);
                 values[i] = if comptime!(config.is_gated()) {
-                    swiglu(
+                    gated(
                         value,
                         fma(
                             totals[comptime!(first + 1)],
                             factors[comptime!(place + 1)],
                             biases[comptime!(place + 1)],
                         ),
+                        config.epilogue,
                     )
                 } else {
                     value

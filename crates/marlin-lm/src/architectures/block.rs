@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use marlin_kernels::Epilogue;
 
-use super::ExpertsShape;
+use super::{ExpertsShape, StackPart};
 
 /// One transformer block: a norm, a mixer, a norm and a feed-forward network, each pair added to
 /// the residual stream.
@@ -41,6 +41,8 @@ pub(crate) struct AttentionShape {
     pub(crate) qkv: ProjectionShape,
     /// The names of the norms of each query head and each key head, `[head_dim]`.
     pub(crate) head_norms: Option<[&'static str; 2]>,
+    /// The name of the tensor of each query head's score without a position, `[heads]`.
+    pub(crate) sinks: Option<&'static str>,
     pub(crate) output: ProjectionShape,
     /// The number of positions that a query attends to, including its own; `None` for all positions
     /// before.
@@ -119,6 +121,8 @@ pub(crate) struct LayerShape {
     /// True for a router or a gate, which files of quantised models hold in floats, whatever their
     /// configs say.
     pub(crate) is_router: bool,
+    /// The part of a stack that is this layer, in files that stack the experts of a block.
+    pub(crate) stack: Option<StackPart>,
 }
 
 impl BlockShape {
@@ -255,6 +259,7 @@ impl ProjectionShape {
                 dims: [self.k, columns.len()],
                 bias: self.bias,
                 is_router: false,
+                stack: None,
             })
             .collect()
     }

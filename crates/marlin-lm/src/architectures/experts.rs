@@ -1,5 +1,7 @@
 //! The shape of a mixture of experts, as an architecture declares it.
 
+use marlin_format::checkpoint::stacked::StackRows;
+use marlin_kernels::Epilogue;
 use marlin_kernels::experts::Router;
 
 use super::{LayerShape, SwiGluShape};
@@ -19,8 +21,64 @@ pub(crate) struct ExpertsShape {
     pub(crate) hidden: usize,
     /// The number of features between gate and up, and down.
     pub(crate) intermediate: usize,
+    /// True if the router and the experts have biases.
+    pub(crate) bias: bool,
+    /// What is computed from gates and ups.
+    pub(crate) epilogue: Epilogue,
+    /// How a file may hold the experts of a block in one tensor.
+    pub(crate) stack: StackShape,
     /// The experts that all tokens have.
     pub(crate) shared: Option<SharedExpertShape>,
+}
+
+/// How a file holds the experts of a block in tensors of three dimensions: gates and ups as
+/// `{name}.gate_up_proj`, down as `{name}.down_proj`, and their biases as
+/// `{name}.gate_up_proj_bias` and `{name}.down_proj_bias`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StackShape {
+    /// True if gates and ups alternate; false if all gates come first.
+    pub(crate) alternates: bool,
+    /// True if float weights are [experts, K, N]; false if they are [experts, N, K].
+    pub(crate) has_k_first: bool,
+    /// True if the architecture's own files are stacked, so that float models are written so.
+    pub(crate) is_own: bool,
+}
+
+impl StackShape {
+    /// The names of the stacks of gates and ups, and of down.
+    pub(crate) const NAMES: [&'static str; 2] = ["gate_up_proj", "down_proj"];
+    /// The layout in the memory of transformers from version 5 on, whose files have the experts one
+    /// by one.
+    pub(crate) const TRANSFORMERS: Self = Self {
+        alternates: false,
+        has_k_first: false,
+        is_own: false,
+    };
+}
+
+/// The part of a stack that is a layer of an expert.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StackPart {
+    /// The name of the stack.
+    pub(crate) name: String,
+    /// The numbers of experts, and of output features of an expert.
+    pub(crate) dims: [usize; 2],
+    pub(crate) rows: StackRows,
+    pub(crate) shape: StackShape,
+}
+
+impl StackPart {
+    /// Returns true if this is the last part of its stack.
+    pub(crate) fn is_last(&self) -> bool {
+        let [experts, n] = self.dims;
+        let StackRows {
+            expert,
+            first,
+            step,
+            count,
+        } = self.rows;
+        expert + 1 == experts && first + (count - 1) * step + 1 == n
+    }
 }
 
 /// An expert that all tokens have, weighted by the sigmoid of its gate.
@@ -45,8 +103,9 @@ impl ExpertsShape {
         LayerShape {
             name: format!("{block}.{}", self.router_layer),
             dims: [self.hidden, self.router.experts],
-            bias: false,
+            bias: self.bias,
             is_router: true,
+            stack: None,
         }
     }
 
@@ -57,23 +116,43 @@ impl ExpertsShape {
             dims: [self.hidden, 1],
             bias: false,
             is_router: true,
+            stack: None,
         })
     }
 
     /// Returns the layers of each expert of the block with the name `block`.
     pub(crate) fn experts_of(&self, block: &str) -> impl Iterator<Item = ExpertLayers> {
         (0..self.router.experts).map(move |expert| {
-            let layer = |name: &str, dims| LayerShape {
+            let layer = |name: &str, dims, stack: &str, n, [first, step]: [usize; 2]| LayerShape {
                 name: format!("{block}.{}.{expert}.{name}", self.name),
                 dims,
-                bias: false,
+                bias: self.bias,
                 is_router: false,
+                stack: Some(StackPart {
+                    name: format!("{block}.{}.{stack}", self.name),
+                    dims: [self.router.experts, n],
+                    rows: StackRows {
+                        expert,
+                        first,
+                        step,
+                        count: dims[1],
+                    },
+                    shape: self.stack,
+                }),
             };
             let [gate, up, down] = self.layers;
-            let widening = [self.hidden, self.intermediate];
+            let (hidden, width) = (self.hidden, self.intermediate);
+            let [both, one] = StackShape::NAMES;
+            let of_ups = match self.stack.alternates {
+                true => [[0, 2], [1, 2]],
+                false => [[0, 1], [width, 1]],
+            };
             ExpertLayers {
-                gate_up: [layer(gate, widening), layer(up, widening)],
-                down: layer(down, [self.intermediate, self.hidden]),
+                gate_up: [
+                    layer(gate, [hidden, width], both, 2 * width, of_ups[0]),
+                    layer(up, [hidden, width], both, 2 * width, of_ups[1]),
+                ],
+                down: layer(down, [width, hidden], one, hidden, [0, 1]),
             }
         })
     }

@@ -23,6 +23,7 @@ pub(super) const DECLARATION: Declaration = Declaration {
         rope_theta: 1e4,
         max_position_embeddings: 2048,
         original_max_position_embeddings: None,
+        yarn: None,
         sliding_window: None,
         max_window_layers: 0,
     },
@@ -59,6 +60,7 @@ pub(super) fn attention(config: &ModelConfig, layer: usize) -> AttentionShape {
             epilogue: Epilogue::None,
         },
         head_norms: None,
+        sinks: None,
         output: ProjectionShape {
             kind: ProjectionKind::Output,
             name: "self_attn.o_proj",

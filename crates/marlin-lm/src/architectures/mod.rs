@@ -6,6 +6,7 @@
 
 mod block;
 mod experts;
+mod gpt_oss;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -17,13 +18,13 @@ mod qwen3_moe;
 
 use std::fmt;
 
-use crate::config::{ModelConfig, RopeScaling};
+use crate::config::{ModelConfig, RopeScaling, YarnRopeScaling};
 
 pub(crate) use block::{
     AttentionShape, BlockShape, FeedForwardShape, Input, LayerShape, MixerShape, ProjectionKind,
     ProjectionShape, SwiGluShape,
 };
-pub(crate) use experts::{ExpertsShape, SharedExpertShape};
+pub(crate) use experts::{ExpertLayers, ExpertsShape, SharedExpertShape, StackPart, StackShape};
 
 /// The architecture of a Llama-style decoder, by its Hugging Face class.
 ///
@@ -47,6 +48,9 @@ pub enum Architecture {
     Qwen2Moe,
     /// The mixtures of Qwen 3, such as Qwen3-30B-A3B.
     Qwen3Moe,
+    /// OpenAI's gpt-oss: attention with sinks, a window in every other layer, and experts with a
+    /// clamped SwiGLU.
+    GptOss,
 }
 
 /// The declaration of one architecture.
@@ -91,6 +95,8 @@ pub(crate) enum Window {
     AllLayers,
     /// The layers from `max_window_layers` on, if `use_sliding_window` is true.
     UpperLayers,
+    /// The first layer, and every other layer after it, if the field is a number.
+    EvenLayers,
 }
 
 /// The rotary scalings that a config class reads.
@@ -109,7 +115,7 @@ pub(crate) enum ExpertFields {
     None,
     /// Those of Qwen's mixtures, whose layers may also be dense.
     Qwen(ExpertDefaults),
-    /// Those of Mixtral, where `intermediate_size` is that of the experts.
+    /// Those of Mixtral and gpt-oss, where `intermediate_size` is that of the experts.
     Mixtral(ExpertDefaults),
 }
 
@@ -135,13 +141,15 @@ pub(crate) struct Defaults {
     /// The number of positions before the context was stretched; `None` for the value in the rotary
     /// scaling.
     pub(crate) original_max_position_embeddings: Option<usize>,
+    /// The rotary scaling of a config without one.
+    pub(crate) yarn: Option<YarnRopeScaling>,
     pub(crate) sliding_window: Option<usize>,
     pub(crate) max_window_layers: usize,
 }
 
 impl Architecture {
     /// All supported architectures.
-    pub const ALL: [Architecture; 8] = [
+    pub const ALL: [Architecture; 9] = [
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
@@ -150,6 +158,7 @@ impl Architecture {
         Self::Mixtral,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
+        Self::GptOss,
     ];
 
     /// Returns the name in the field `architectures` of a `config.json`.
@@ -167,6 +176,7 @@ impl Architecture {
             Self::Mixtral => &mixtral::DECLARATION,
             Self::Qwen2Moe => &qwen2_moe::DECLARATION,
             Self::Qwen3Moe => &qwen3_moe::DECLARATION,
+            Self::GptOss => &gpt_oss::DECLARATION,
         }
     }
 

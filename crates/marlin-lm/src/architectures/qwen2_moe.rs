@@ -1,9 +1,11 @@
 //! Qwen 1.5's and 2's mixtures of experts (`Qwen2MoeForCausalLM`): Qwen 2's attention, experts in
 //! all layers or in some, and an expert beside them that all tokens have.
 
+use marlin_kernels::Epilogue;
+
 use super::{
     BlockShape, Declaration, Defaults, ExpertDefaults, ExpertFields, ExpertsShape,
-    FeedForwardShape, ProjectionShape, SharedExpertShape, SwiGluShape, llama, qwen2,
+    FeedForwardShape, ProjectionShape, SharedExpertShape, StackShape, SwiGluShape, llama, qwen2,
 };
 use crate::config::{ExpertsConfig, ModelConfig};
 
@@ -44,6 +46,9 @@ pub(super) fn experts(config: &ModelConfig, experts: &ExpertsConfig) -> ExpertsS
         layers: ["gate_proj", "up_proj", "down_proj"],
         hidden: config.hidden_size,
         intermediate: experts.intermediate_size,
+        bias: false,
+        epilogue: Epilogue::SwiGlu,
+        stack: StackShape::TRANSFORMERS,
         shared: experts
             .shared_intermediate_size
             .map(|intermediate_size| SharedExpertShape {

@@ -98,8 +98,35 @@ pub struct ModelConfig {
 pub struct SlidingWindow {
     /// The number of positions that a query attends to, including its own.
     pub size: usize,
-    /// The first layer with a window; earlier layers attend to all positions before.
-    pub first_layer: usize,
+    /// The layers with a window; other layers attend to all positions before.
+    pub layers: WindowLayers,
+}
+
+/// The layers that have a sliding window, counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WindowLayers {
+    /// The layers from this one on.
+    From(usize),
+    /// The layers with an even number.
+    Even,
+}
+
+impl WindowLayers {
+    /// Returns true if a layer has a window.
+    pub fn contains(self, layer: usize) -> bool {
+        match self {
+            Self::From(first) => layer >= first,
+            Self::Even => layer.is_multiple_of(2),
+        }
+    }
+
+    /// Returns how many of the first `layers` layers have a window.
+    pub fn count(self, layers: usize) -> usize {
+        match self {
+            Self::From(first) => layers.saturating_sub(first),
+            Self::Even => layers.div_ceil(2),
+        }
+    }
 }
 
 /// The name that PEFT gives the config of a LoRA adapter.
@@ -222,10 +249,16 @@ impl ModelConfig {
         size("sliding_window", window.size)?;
         match declaration.window {
             Window::None => other("sliding_window", window.size.to_string()),
-            Window::AllLayers if window.first_layer > 0 => {
-                other("max_window_layers", window.first_layer.to_string())
+            Window::AllLayers if window.layers != WindowLayers::From(0) => {
+                other("max_window_layers", format!("{:?}", window.layers))
             }
-            Window::AllLayers | Window::UpperLayers => Ok(()),
+            Window::UpperLayers if window.layers == WindowLayers::Even => {
+                other("layer_types", "a window in every other layer".into())
+            }
+            Window::EvenLayers if window.layers != WindowLayers::Even => {
+                other("layer_types", format!("{:?}", window.layers))
+            }
+            Window::AllLayers | Window::UpperLayers | Window::EvenLayers => Ok(()),
         }
     }
 
@@ -252,7 +285,7 @@ impl ModelConfig {
     /// `None` for all positions before.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         self.sliding_window
-            .filter(|window| layer >= window.first_layer)
+            .filter(|window| window.layers.contains(layer))
             .map(|window| window.size)
     }
 
@@ -268,6 +301,7 @@ impl ModelConfig {
             dims: [self.hidden_size, self.vocab_size],
             bias: false,
             is_router: false,
+            stack: None,
         })
     }
 

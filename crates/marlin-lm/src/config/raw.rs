@@ -1,11 +1,12 @@
 //! The JSON fields of a `config.json`, and their conversion to a `ModelConfig`.
 
 use burn::tensor::FloatDType;
+use marlin_kernels::Epilogue;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::experts::RawExperts;
 use super::raw_rope::{RawRope, Rope, TopLevelFields};
-use super::{ModelConfig, ModelConfigError, RopeScaling, SlidingWindow};
+use super::{ModelConfig, ModelConfigError, RopeScaling, SlidingWindow, WindowLayers};
 use crate::architectures::{Architecture, Bias, Window};
 
 const ACTIVATION: &str = "silu";
@@ -68,6 +69,12 @@ pub(super) struct RawConfig {
     qkv_bias: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mlp_bias: Option<bool>,
+    /// The largest gates and ups of gpt-oss.
+    #[serde(skip_serializing)]
+    swiglu_limit: Option<f64>,
+    /// The factor of gates in the sigmoid of gpt-oss.
+    #[serde(skip_serializing)]
+    swiglu_alpha: Option<f64>,
     bos_token_id: Option<TokenIds>,
     eos_token_id: Option<TokenIds>,
     torch_dtype: Option<String>,
@@ -115,6 +122,28 @@ impl TryFrom<RawConfig> for ModelConfig {
                 expected: ACTIVATION,
             });
         }
+        for (field, found, constant, expected) in [
+            (
+                "swiglu_limit",
+                raw.swiglu_limit,
+                Epilogue::CLAMPED_LIMIT,
+                "7",
+            ),
+            (
+                "swiglu_alpha",
+                raw.swiglu_alpha,
+                Epilogue::CLAMPED_SLOPE,
+                "1.702",
+            ),
+        ] {
+            if let Some(found) = found.filter(|&found| found as f32 != constant) {
+                return Err(ModelConfigError::Unsupported {
+                    field,
+                    found: found.to_string(),
+                    expected,
+                });
+            }
+        }
         if raw.qkv_bias == Some(false) && declaration.attention_bias == Bias::Always {
             return Err(ModelConfigError::Unsupported {
                 field: "qkv_bias",
@@ -144,13 +173,18 @@ impl TryFrom<RawConfig> for ModelConfig {
             Window::None => None,
             Window::AllLayers => window.map(|size| SlidingWindow {
                 size,
-                first_layer: 0,
+                layers: WindowLayers::From(0),
+            }),
+            Window::EvenLayers => window.map(|size| SlidingWindow {
+                size,
+                layers: WindowLayers::Even,
             }),
             Window::UpperLayers => {
-                let first_layer = raw.max_window_layers.unwrap_or(defaults.max_window_layers);
+                let first = raw.max_window_layers.unwrap_or(defaults.max_window_layers);
+                let layers = WindowLayers::From(first);
                 window
                     .filter(|_| raw.use_sliding_window.unwrap_or(false))
-                    .map(|size| SlidingWindow { size, first_layer })
+                    .map(|size| SlidingWindow { size, layers })
             }
         };
         let max_position_embeddings = raw
@@ -166,13 +200,14 @@ impl TryFrom<RawConfig> for ModelConfig {
                 .or(defaults.original_max_position_embeddings),
             max_position_embeddings,
         };
-        let rope =
-            RawRope::choose(raw.rope_scaling, raw.rope_parameters, &beside).unwrap_or_default();
+        let rope = RawRope::choose(raw.rope_scaling, raw.rope_parameters, &beside);
+        let default_scaling = defaults.yarn.filter(|_| rope.is_none());
         let Rope {
             theta,
             partial_rotary_factor,
             scaling,
-        } = rope.read(&beside)?;
+        } = rope.unwrap_or_default().read(&beside)?;
+        let scaling = scaling.or(default_scaling.map(RopeScaling::Yarn));
         let config = Self {
             architecture,
             vocab_size: raw.vocab_size,
@@ -259,7 +294,10 @@ impl From<ModelConfig> for RawConfig {
                 }
                 Some(RopeScaling::Llama3(_) | RopeScaling::Yarn(_)) | None => None,
             },
-            rope_scaling: config.rope_scaling.map(RawRope::from),
+            rope_scaling: match config.rope_scaling {
+                Some(scaling) => Some(scaling.into()),
+                None => declaration.defaults.yarn.map(|_| RawRope::unscaled()),
+            },
             rope_parameters: None,
             partial_rotary_factor: Some(config.partial_rotary_factor)
                 .filter(|&factor| factor != 1.0),
@@ -267,15 +305,18 @@ impl From<ModelConfig> for RawConfig {
             sliding_window: (declaration.window != Window::None)
                 .then(|| window.map(|window| window.size)),
             use_sliding_window: upper_layers.then_some(window.is_some()),
-            max_window_layers: window
-                .filter(|_| upper_layers)
-                .map(|window| window.first_layer),
+            max_window_layers: match window.map(|window| window.layers) {
+                Some(WindowLayers::From(first)) if upper_layers => Some(first),
+                _ => None,
+            },
             layer_types: None,
             tie_word_embeddings: Some(config.tie_word_embeddings),
             attention_bias: (declaration.attention_bias == Bias::Config)
                 .then_some(config.attention_bias),
             qkv_bias: None,
             mlp_bias: (declaration.mlp_bias == Bias::Config).then_some(config.mlp_bias),
+            swiglu_limit: None,
+            swiglu_alpha: None,
             bos_token_id: config.bos_token_id.map(TokenIds::One),
             eos_token_id: match config.eos_token_ids.as_slice() {
                 [] => None,

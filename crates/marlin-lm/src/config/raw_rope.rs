@@ -47,6 +47,11 @@ fn changes_logits(field: &str, value: &Value) -> bool {
 }
 
 impl RawRope {
+    /// Returns the fields of a config without a scaling, for a class that has one by default.
+    pub(super) fn unscaled() -> Self {
+        Self(Map::from_iter([("rope_type".into(), "default".into())]))
+    }
+
     /// Chooses between `rope_scaling` and `rope_parameters`. If a config has both, only
     /// `rope_scaling` counts, as in transformers.
     pub(super) fn choose(

@@ -76,6 +76,7 @@ impl ModelConfig {
         let head_norms = attention
             .head_norms
             .map_or(0, |norms| norms.len() * self.head_dim);
+        let sinks = attention.sinks.map_or(0, |_| self.num_attention_heads);
         let kinds: Vec<(LayerSizes, usize)> = self
             .kinds_of_blocks()
             .into_iter()
@@ -99,7 +100,7 @@ impl ModelConfig {
                 true => 0,
                 false => table.saturating_mul(float),
             },
-            norm_bytes: (2 * self.hidden_size + head_norms)
+            norm_bytes: (2 * self.hidden_size + head_norms + sinks)
                 .saturating_mul(layers)
                 .saturating_add(self.hidden_size)
                 .saturating_mul(float),
@@ -201,9 +202,20 @@ fn block_sizes(block: &BlockShape, format: Option<WeightFormat>, float: usize) -
             [experts.intermediate, hidden],
         ]
         .map(|dims| weight_bytes(dims, format, float));
-        let of_expert = gate.saturating_mul(2).saturating_add(down);
+        let [of_expert_biases, of_router_biases] = match experts.bias {
+            true => [2 * experts.intermediate + hidden, count],
+            false => [0; 2],
+        };
+        let biases = of_expert_biases.saturating_mul(float);
+        let of_expert = gate
+            .saturating_mul(2)
+            .saturating_add(down)
+            .saturating_add(biases);
         let shared_gate = experts.shared.as_ref().map_or(0, |_| hidden);
-        let routers = hidden.saturating_mul(count).saturating_add(shared_gate);
+        let routers = hidden
+            .saturating_mul(count)
+            .saturating_add(shared_gate)
+            .saturating_add(of_router_biases);
         sizes.expert_weights = experts.expert_weights();
         sizes.expert_bytes = of_expert.saturating_mul(count);
         add(&mut sizes.weights, sizes.expert_weights);

@@ -1,4 +1,5 @@
 mod architectures;
+mod gpt_oss;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};

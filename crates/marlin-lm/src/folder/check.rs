@@ -186,8 +186,8 @@ impl WeightSource for CheckedWeights<'_> {
         Ok(self.placeholder())
     }
 
-    fn norm(&mut self, name: &str, features: usize) -> Result<Param<Tensor<1>>, Enough> {
-        self.check(format!("{name}.weight"), &[features])?;
+    fn vector(&mut self, tensor: &str, length: usize) -> Result<Param<Tensor<1>>, Enough> {
+        self.check(tensor.into(), &[length])?;
         Ok(self.placeholder())
     }
 
@@ -237,7 +237,10 @@ impl WeightSource for CheckedWeights<'_> {
         Ok(Experts::Dense(DenseExperts {
             gate_up: self.placeholder(),
             down: self.placeholder(),
+            gate_up_bias: None,
+            down_bias: None,
             router: shape.router,
+            epilogue: shape.epilogue,
         }))
     }
 }
@@ -289,6 +292,7 @@ impl CheckedWeights<'_> {
             self.skip(name);
             return Ok(LayerKind::Unknown);
         }
+        let stack = self.files.reader.stack_of(layer);
         let read = self.files.reader.layer(layer);
         let kind = match self.faults.keep(read) {
             Some(HostLayer::Quantized {
@@ -304,7 +308,19 @@ impl CheckedWeights<'_> {
                 LayerKind::Quantized(descriptor, rows)
             }
             Some(HostLayer::Float) => {
-                self.check(format!("{name}.weight"), &[n, k])?;
+                match stack {
+                    Some(part) if part.is_last() => {
+                        let [experts, n] = part.dims;
+                        let matrix = if part.shape.has_k_first {
+                            [k, n]
+                        } else {
+                            [n, k]
+                        };
+                        self.check(part.name.clone(), &[experts, matrix[0], matrix[1]])?;
+                    }
+                    Some(_) => {}
+                    None => self.check(format!("{name}.weight"), &[n, k])?,
+                }
                 LayerKind::Float
             }
             None => {
@@ -313,8 +329,12 @@ impl CheckedWeights<'_> {
                 LayerKind::Unknown
             }
         };
-        if layer.bias {
-            self.check(format!("{name}.bias"), &[n])?;
+        match stack {
+            Some(part) if layer.bias && part.is_last() => {
+                self.check(format!("{}_bias", part.name), &part.dims)?;
+            }
+            None if layer.bias => self.check(format!("{name}.bias"), &[n])?,
+            _ => {}
         }
         Ok(kind)
     }

@@ -7,11 +7,11 @@ use std::thread::Scope;
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{
     Checkpoint, CheckpointError, LayerFormat, Quantization, is_float, layer_format, layer_tensors,
-    read_layer,
+    read_layer, stacked,
 };
 
 use crate::ModelError;
-use crate::architectures::LayerShape;
+use crate::architectures::{LayerShape, StackPart};
 use crate::config::ModelConfig;
 
 /// The number of projections that wait between the thread that reads and the device. With one
@@ -57,12 +57,11 @@ pub(super) enum HostWeights {
 impl<'a> LayerReader<'a> {
     /// Reads a layer's weight if it is quantised.
     pub(super) fn layer(&self, layer: &LayerShape) -> Result<HostLayer, ModelError> {
+        if let Some(part) = self.stack_of(layer) {
+            return self.part_of_stack(layer, part);
+        }
         let (name, [k, n]) = (layer.name.as_str(), layer.dims);
-        let invalid = |source| ModelError::QuantizationConfig {
-            path: self.config_path.into(),
-            source,
-        };
-        let format = layer_format(self.quantization, name).map_err(invalid)?;
+        let format = self.format(name)?;
         let stored = self.checkpoint.info(&format!("{name}.weight"));
         let is_float_router = layer.is_router && stored.is_some_and(|of| is_float(of.dtype));
         if format == LayerFormat::Float || is_float_router {
@@ -91,6 +90,52 @@ impl<'a> LayerReader<'a> {
             format,
             weight,
             tensors,
+        })
+    }
+
+    /// Returns the format of a layer.
+    fn format(&self, name: &str) -> Result<LayerFormat, ModelError> {
+        layer_format(self.quantization, name).map_err(|source| ModelError::QuantizationConfig {
+            path: self.config_path.into(),
+            source,
+        })
+    }
+
+    /// Returns the part of a stack that is this layer, if the files have the stack.
+    pub(super) fn stack_of<'l>(&self, layer: &'l LayerShape) -> Option<&'l StackPart> {
+        let part = layer.stack.as_ref()?;
+        let is_there =
+            self.checkpoint.contains(&part.name) || stacked::contains(self.checkpoint, &part.name);
+        is_there.then_some(part)
+    }
+
+    /// Reads a layer of an expert from the stack of its block.
+    fn part_of_stack(&self, layer: &LayerShape, part: &StackPart) -> Result<HostLayer, ModelError> {
+        if !stacked::contains(self.checkpoint, &part.name) {
+            return Ok(HostLayer::Float);
+        }
+        let format = self.format(&part.name)?;
+        let tensors = layer_tensors(self.checkpoint, &part.name, &format);
+        let weight = stacked::read_rows(self.checkpoint, &part.name, part.dims, &part.rows)?;
+        let [k, _] = layer.dims;
+        if weight.k() != k {
+            let shape = |k: usize| [&part.dims[..], &[k / 32, 16]].concat();
+            let first = tensors.first().map_or(part.name.as_str(), String::as_str);
+            let info = self.checkpoint.info(first);
+            let path = info.map_or_else(|| self.checkpoint.dir(), |info| info.path);
+            return Err(CheckpointError::Shape {
+                path: path.into(),
+                tensor: first.into(),
+                expected: shape(k),
+                found: shape(weight.k()),
+            }
+            .into());
+        }
+        Ok(HostLayer::Quantized {
+            format,
+            weight,
+            // The tensors are read when their last part is.
+            tensors: if part.is_last() { tensors } else { Vec::new() },
         })
     }
 

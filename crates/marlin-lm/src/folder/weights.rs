@@ -15,9 +15,9 @@ use super::OpenProgress;
 use super::reader::{HostProjection, HostWeights, LayerReader};
 use super::upload::{UPLOAD_BYTES, sync, upload};
 use crate::ModelError;
-use crate::architectures::{ExpertsShape, LayerShape};
+use crate::architectures::{ExpertLayers, ExpertsShape, LayerShape, StackPart};
 use crate::config::ModelConfig;
-use crate::model::{DenseExperts, Experts, Projection, WeightSource, loaded};
+use crate::model::{DenseExperts, Experts, Projection, WeightSource, finished, loaded};
 
 /// Weights from a checkpoint's files.
 pub(crate) struct FileWeights<'a> {
@@ -75,8 +75,8 @@ impl WeightSource for FileWeights<'_> {
         Ok(loaded(self.tensor(format!("{name}.weight"), shape)?))
     }
 
-    fn norm(&mut self, name: &str, features: usize) -> Result<Param<Tensor<1>>, ModelError> {
-        Ok(loaded(self.tensor(format!("{name}.weight"), [features])?))
+    fn vector(&mut self, tensor: &str, length: usize) -> Result<Param<Tensor<1>>, ModelError> {
+        Ok(loaded(self.tensor(tensor.into(), [length])?))
     }
 
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, ModelError> {
@@ -137,12 +137,17 @@ impl WeightSource for FileWeights<'_> {
             let weights = self.weights(layer)?;
             down.push(expert, layer, weights)?;
         }
+        let biases = match shape.bias {
+            true => Some(self.expert_biases(block, shape)?),
+            false => None,
+        };
         let name = format!("{block}.{}", shape.name);
         match (gate_up, down) {
             (HostExperts::Quantized(gate_up), HostExperts::Quantized(down)) => {
                 sync(self.device, &name)?;
                 let (activations, device) = (self.activations(), self.device);
-                let experts = QuantExperts::new(shape.router, gate_up, down, activations, device);
+                let experts = QuantExperts::new(shape.router, gate_up, down, activations, device)
+                    .and_then(|experts| finished(experts, biases, shape.epilogue));
                 let failed = |source| ModelError::Layer {
                     layer: name,
                     source,
@@ -150,10 +155,14 @@ impl WeightSource for FileWeights<'_> {
                 Ok(Experts::Quant(experts.map_err(failed)?))
             }
             (HostExperts::Float(gate_up), HostExperts::Float(down)) => {
+                let [gate_up_bias, down_bias] = DenseExperts::biases(biases);
                 Ok(Experts::Dense(DenseExperts {
                     gate_up: loaded(self.float_experts(&gate_up)?),
                     down: loaded(self.float_experts(&down)?),
+                    gate_up_bias,
+                    down_bias,
                     router: shape.router,
+                    epilogue: shape.epilogue,
                 }))
             }
             _ => Err(ModelError::MixedExperts { layer: name }),
@@ -259,8 +268,65 @@ impl FileWeights<'_> {
         self.tensor(format!("{}.weight", layer.name), [n, k])
     }
 
+    /// Uploads the biases of experts [experts, N]: of gates and ups side by side, and of down.
+    fn expert_biases(
+        &mut self,
+        block: &str,
+        shape: &ExpertsShape,
+    ) -> Result<[Tensor<2>; 2], ModelError> {
+        let layers: Vec<ExpertLayers> = shape.experts_of(block).collect();
+        let gate_up = layers.iter().map(|layers| &layers.gate_up[..]);
+        let gate_up = self.biases_of(gate_up)?;
+        let down = layers
+            .iter()
+            .map(|layers| std::slice::from_ref(&layers.down));
+        Ok([gate_up, self.biases_of(down)?])
+    }
+
+    /// Uploads the biases of experts [experts, N], from a stack or layer by layer.
+    fn biases_of<'l>(
+        &mut self,
+        mut experts: impl Iterator<Item = &'l [LayerShape]> + Clone,
+    ) -> Result<Tensor<2>, ModelError> {
+        let first = experts.clone().next().and_then(<[LayerShape]>::first);
+        if let Some(part) = first.and_then(|layer| self.reader.stack_of(layer)) {
+            let biases = self.tensor(format!("{}_bias", part.name), part.dims)?;
+            return Ok(match part.rows.step {
+                1 => biases,
+                step => side_by_side(biases.unsqueeze_dim(1), step).squeeze_dim(1),
+            });
+        }
+        let of_expert = experts.try_fold(Vec::new(), |mut all, layers| {
+            all.extend(self.joined_bias(layers)?);
+            Ok::<_, ModelError>(all)
+        });
+        Ok(Tensor::stack(of_expert?, 0))
+    }
+
+    /// Uploads the float weights [experts, K, N] of a stack.
+    fn float_stack(&mut self, part: &StackPart, k: usize) -> Result<Tensor<3>, ModelError> {
+        let [experts, n] = part.dims;
+        let weights = if part.shape.has_k_first {
+            self.tensor(part.name.clone(), [experts, k, n])?
+        } else {
+            self.tensor(part.name.clone(), [experts, n, k])?
+                .swap_dims(1, 2)
+        };
+        sync(self.device, &part.name)?;
+        Ok(match part.rows.step {
+            1 => weights,
+            step => side_by_side(weights, step),
+        })
+    }
+
     /// Uploads the float weights of experts, [experts, K, N], with the layers of each side by side.
     fn float_experts(&mut self, experts: &[Vec<LayerShape>]) -> Result<Tensor<3>, ModelError> {
+        let first = experts.first().and_then(|layers| layers.first());
+        if let Some(layer) = first
+            && let Some(part) = self.reader.stack_of(layer)
+        {
+            return self.float_stack(part, layer.dims[0]);
+        }
         let mut all = Vec::new();
         for layers in experts {
             let weights: Vec<Tensor<2>> = layers
@@ -378,6 +444,16 @@ impl FileWeights<'_> {
             }
         }
     }
+}
+
+/// Returns [experts, K, N] with the columns of `step` layers side by side that alternate in
+/// `alternating`.
+fn side_by_side(alternating: Tensor<3>, step: usize) -> Tensor<3> {
+    let [experts, k, n] = alternating.dims();
+    alternating
+        .reshape([experts, k, n / step, step])
+        .swap_dims(2, 3)
+        .reshape([experts, k, n])
 }
 
 /// The suffixes of the scales and zero points of a KV cache in 8 bits, as llm-compressor names

@@ -1,4 +1,4 @@
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::{Bool, FloatDType, Tensor, activation};
 use marlin_nn::{self as decode, AttentionParts, LayerCache};
 
@@ -22,6 +22,9 @@ pub struct Attention {
     pub q_norm: Option<RmsNorm>,
     /// The norm of each key head, `[head_dim]`, which Qwen 3 has.
     pub k_norm: Option<RmsNorm>,
+    /// A score of each query head that counts in its softmax without a position, `[heads]`, which
+    /// gpt-oss has.
+    pub sinks: Option<Param<Tensor<1>>>,
     /// [heads * head_dim, hidden].
     pub o_proj: ProjectionGroup,
     /// Query heads.
@@ -129,6 +132,7 @@ impl Attention {
             rope: rope.tables(),
             norms,
             window: self.window,
+            sinks: self.sinks.as_ref().map(Param::val),
         }
     }
 
@@ -164,12 +168,17 @@ impl Attention {
             }
             None => scores,
         };
-        let weights = activation::softmax(scores, 3).cast(dtype).reshape([
-            batch,
-            self.kv_heads,
-            stacked,
-            positions,
-        ]);
+        let scores = match &self.sinks {
+            Some(sinks) => {
+                let sinks = sinks.val().cast(FloatDType::F32).reshape([1, heads, 1, 1]);
+                Tensor::cat(vec![scores, sinks.expand([batch, heads, seq, 1])], 3)
+            }
+            None => scores,
+        };
+        let weights = activation::softmax(scores, 3)
+            .slice_dim(3, 0..positions)
+            .cast(dtype)
+            .reshape([batch, self.kv_heads, stacked, positions]);
         decode::matmul(weights, values).reshape([batch, heads, seq, head_dim])
     }
 }

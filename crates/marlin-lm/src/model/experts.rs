@@ -1,9 +1,10 @@
 //! Mixtures of experts.
 
 use burn::module::{Module, Param};
-use burn::tensor::activation::{sigmoid, silu};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_marlin::experts::{QuantExperts, Router, dense_weights};
+use burn_marlin::experts::{QuantExperts, Router, dense_weights, gated};
+use marlin_kernels::Epilogue;
 
 use super::{Projection, SwiGlu, loaded};
 
@@ -44,9 +45,16 @@ pub struct DenseExperts {
     pub gate_up: Param<Tensor<3>>,
     /// The down projections, [experts, intermediate, hidden].
     pub down: Param<Tensor<3>>,
+    /// The biases of the gate and up projections, [experts, 2 x intermediate].
+    pub gate_up_bias: Option<Param<Tensor<2>>>,
+    /// The biases of the down projections, [experts, hidden].
+    pub down_bias: Option<Param<Tensor<2>>>,
     /// How experts are chosen and weighted.
     #[module(skip)]
     pub router: Router,
+    /// What is computed from gates and ups.
+    #[module(skip)]
+    pub epilogue: Epilogue,
 }
 
 /// An expert that all tokens have, weighted by the sigmoid of its gate.
@@ -101,16 +109,28 @@ impl Experts {
     pub(crate) fn dequantize(&mut self, dtype: FloatDType) {
         if let Self::Quant(experts) = self {
             let [gate_up, down] = experts.dequantize(dtype).map(loaded);
+            let [gate_up_bias, down_bias] = DenseExperts::biases(experts.biases());
             *self = Self::Dense(DenseExperts {
                 gate_up,
                 down,
+                gate_up_bias,
+                down_bias,
                 router: experts.router(),
+                epilogue: experts.epilogue(),
             });
         }
     }
 }
 
 impl DenseExperts {
+    /// Returns biases as parameters.
+    pub(crate) fn biases(biases: Option<[Tensor<2>; 2]>) -> [Option<Param<Tensor<2>>>; 2] {
+        match biases {
+            Some(biases) => biases.map(|bias| Some(loaded(bias))),
+            None => [None, None],
+        }
+    }
+
     /// Returns the weighted sum [.., hidden] of each token's experts, for activations [.., hidden]
     /// and the router's logits [.., experts].
     pub fn forward<const D: usize>(&self, x: Tensor<D>, logits: Tensor<D>) -> Tensor<D> {
@@ -144,10 +164,15 @@ impl DenseExperts {
         let x = x
             .reshape([1, tokens, hidden])
             .expand([experts, tokens, hidden]);
-        let gate_up = x.matmul(self.gate_up.val());
+        let biased = |x: Tensor<3>, bias: &Option<Param<Tensor<2>>>| match bias {
+            Some(bias) => x + bias.val().unsqueeze_dim(1),
+            None => x,
+        };
+        let gate_up = biased(x.matmul(self.gate_up.val()), &self.gate_up_bias);
         let gate = gate_up.clone().narrow(2, 0, both / 2);
         let up = gate_up.narrow(2, both / 2, both / 2);
-        let outputs = (silu(gate) * up).matmul(self.down.val());
+        let gated = gated(self.epilogue, gate, up);
+        let outputs = biased(gated.matmul(self.down.val()), &self.down_bias);
         let weights = weights.transpose().reshape([experts, tokens, 1]);
         let sum = (outputs.cast(FloatDType::F32) * weights).sum_dim(0);
         sum.reshape([tokens, hidden]).cast(dtype)

@@ -75,6 +75,13 @@ pub(crate) fn load_block<S: WeightSource>(
                 qkv_proj: group(source, &block, &attention.qkv)?,
                 q_norm,
                 k_norm,
+                sinks: match attention.sinks {
+                    Some(name) => {
+                        let heads = config.num_attention_heads;
+                        Some(source.vector(&format!("{block}.{name}"), heads)?)
+                    }
+                    None => None,
+                },
                 o_proj: group(source, &block, &attention.output)?,
                 heads: config.num_attention_heads,
                 kv_heads: config.num_key_value_heads,
@@ -110,7 +117,7 @@ fn norm<S: WeightSource>(
     features: usize,
 ) -> Result<RmsNorm, S::Error> {
     Ok(RmsNorm {
-        weight: source.norm(name, features)?,
+        weight: source.vector(&format!("{name}.weight"), features)?,
         epsilon: config.rms_norm_eps,
     })
 }

@@ -21,7 +21,7 @@ use burn::module::Module;
 use burn::nn::{Embedding, Linear};
 use burn::tensor::{Device, FloatDType, Int, StreamId, Tensor};
 use burn_marlin::{QuantLinear, QuantSpec, QuantizedWeight};
-use marlin_format::WeightFormat;
+use marlin_format::{WeightFormat, WeightValue};
 use marlin_nn as decode;
 
 pub use attention::Attention;
@@ -38,10 +38,11 @@ pub use projection::Projection;
 pub(crate) use prompt::Span;
 pub use rope::Rope;
 use source::RandomWeights;
-pub(crate) use source::{WeightSource, loaded};
+pub(crate) use source::{WeightSource, finished, loaded};
 pub(crate) use step::PassBatch;
 pub use swiglu::SwiGlu;
 
+use crate::architectures::Architecture;
 use crate::config::ModelConfig;
 
 /// A Llama-style decoder, which maps token ids to logits.
@@ -93,7 +94,8 @@ impl Model {
     /// Creates a model with random weights on the device for `max_len` positions, for timing.
     ///
     /// If `format` is given, the projections of the blocks are in this 4-bit or 8-bit format. All
-    /// other weights are in `dtype`.
+    /// other weights are in `dtype`. Of gpt-oss, MXFP4 is the format of the experts alone, as in its
+    /// published files.
     ///
     /// # Errors
     /// Returns an error if a layer has no features, or too many.
@@ -118,6 +120,8 @@ impl Model {
                 device,
                 dtype: dtype.into(),
                 format,
+                experts_only: config.architecture == Architecture::GptOss
+                    && format.is_some_and(|format| format.spec.value == WeightValue::E2m1),
             },
         )
     }

@@ -116,8 +116,13 @@ impl Model {
             if let Experts::Quant(of_mixture) = &mixture.experts
                 && of_mixture.has_kernels(&self.device(), self.dtype())
             {
-                let (router, weights) = (of_mixture.router(), of_mixture.descriptors());
-                push_new(&mut experts, ExpertsShape { router, weights });
+                let of_mixture = ExpertsShape {
+                    router: of_mixture.router(),
+                    weights: of_mixture.descriptors(),
+                    has_biases: of_mixture.biases().is_some(),
+                    epilogue: of_mixture.epilogue(),
+                };
+                push_new(&mut experts, of_mixture);
             }
         }
         PassShape {

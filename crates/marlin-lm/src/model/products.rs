@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use burn::module::Param;
 use burn::nn::Embedding;
+use burn::tensor::Tensor;
 use marlin_kernels::{Epilogue, Prologue};
 
 use super::{Block, Experts, Mixer, Mixture, Model, Projection, RmsNorm};
-use crate::architectures::{ExpertsShape, Input, MixerShape, ProjectionShape};
+use crate::architectures::{ExpertsShape, Input, MixerShape, ProjectionShape, StackShape};
 
 /// A matmul of the model.
 pub(crate) struct Product<'a> {
@@ -36,6 +38,8 @@ impl<'a> Product<'a> {
 pub(crate) enum ModelTensor<'a> {
     Embedding(&'a Embedding),
     Norm(&'a RmsNorm),
+    /// A vector, under its whole name.
+    Vector(&'a Param<Tensor<1>>),
     /// The weight and bias of some output features of a projection.
     Projection {
         projection: &'a Projection,
@@ -48,6 +52,12 @@ pub(crate) enum ModelTensor<'a> {
         expert: usize,
         is_down: bool,
         columns: Range<usize>,
+    },
+    /// The weights of all experts, and their biases: of gates and ups, or of down (`is_down`).
+    Stack {
+        experts: &'a Experts,
+        is_down: bool,
+        shape: StackShape,
     },
 }
 
@@ -130,6 +140,8 @@ impl Model {
             .flatten()
             .zip([&of_model.q_norm, &of_model.k_norm])
             .filter_map(|(name, norm)| Some((name, ModelTensor::Norm(norm.as_ref()?))));
+        let sinks = attention.sinks.zip(of_model.sinks.as_ref());
+        let sinks = sinks.map(|(name, sinks)| (name, ModelTensor::Vector(sinks)));
 
         let norms = [
             (shape.mixer_norm, &block.mixer_norm),
@@ -139,6 +151,7 @@ impl Model {
         let mut parts: Vec<_> = norms
             .into_iter()
             .chain(head_norms)
+            .chain(sinks)
             .chain(projections)
             .map(|(name, part)| (name.to_string(), part))
             .collect();
@@ -175,6 +188,18 @@ fn expert_parts<'a>(shape: &ExpertsShape, mixture: &'a Mixture) -> Vec<(String, 
     let mut parts = vec![(shape.router_layer.to_string(), whole(&mixture.router))];
     if let Some((shape, shared)) = shape.shared.as_ref().zip(mixture.shared.as_ref()) {
         parts.push((shape.gate.to_string(), whole(&shared.gate)));
+    }
+    if shape.stack.is_own {
+        let stacks = [false, true].into_iter().zip(StackShape::NAMES);
+        parts.extend(stacks.map(|(is_down, name)| {
+            let part = ModelTensor::Stack {
+                experts: &mixture.experts,
+                is_down,
+                shape: shape.stack,
+            };
+            (format!("{}.{name}", shape.name), part)
+        }));
+        return parts;
     }
     let [gate, up, down] = shape.layers;
     let width = shape.intermediate;

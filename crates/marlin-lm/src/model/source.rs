@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_marlin::experts::QuantExperts;
 use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
 use marlin_format::WeightFormat;
+use marlin_kernels::Epilogue;
 
 use super::{DenseExperts, Experts, Projection};
 use crate::architectures::{ExpertsShape, LayerShape};
@@ -19,8 +20,9 @@ pub(crate) trait WeightSource {
     fn embedding(&mut self, name: &str, shape: [usize; 2])
     -> Result<Param<Tensor<2>>, Self::Error>;
 
-    /// Returns the weight of a norm, `[features]`.
-    fn norm(&mut self, name: &str, features: usize) -> Result<Param<Tensor<1>>, Self::Error>;
+    /// Returns a vector `[length]` by the whole name of its tensor: the weight of a norm, or the
+    /// sinks of an attention.
+    fn vector(&mut self, tensor: &str, length: usize) -> Result<Param<Tensor<1>>, Self::Error>;
 
     /// Returns a linear layer.
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error>;
@@ -37,12 +39,14 @@ pub(crate) trait WeightSource {
 }
 
 /// Random weights, as Hugging Face initialises these models: normal with a standard deviation of
-/// 0.02, biases 0, norms 1.
+/// 0.02, biases 0, norms and sinks 1.
 pub(crate) struct RandomWeights<'a> {
     pub(crate) device: &'a Device,
     pub(crate) dtype: DType,
     /// The format of the blocks' projections; `None` for float weights.
     pub(crate) format: Option<WeightFormat>,
+    /// True if the experts alone have the format.
+    pub(crate) experts_only: bool,
 }
 
 impl RandomWeights<'_> {
@@ -62,11 +66,9 @@ impl WeightSource for RandomWeights<'_> {
         Ok(Param::from_tensor(self.normal(shape)))
     }
 
-    fn norm(&mut self, _: &str, features: usize) -> Result<Param<Tensor<1>>, Self::Error> {
-        Ok(Param::from_tensor(Tensor::ones(
-            [features],
-            (self.device, self.dtype),
-        )))
+    fn vector(&mut self, _: &str, length: usize) -> Result<Param<Tensor<1>>, Self::Error> {
+        let ones = Tensor::ones([length], (self.device, self.dtype));
+        Ok(Param::from_tensor(ones))
     }
 
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error> {
@@ -74,7 +76,7 @@ impl WeightSource for RandomWeights<'_> {
         let bias = layer
             .bias
             .then(|| Tensor::zeros([n], (self.device, self.dtype)));
-        let is_quantized = !layer.is_router && layer.name != "lm_head";
+        let is_quantized = !layer.is_router && !self.experts_only && layer.name != "lm_head";
         match self.format.filter(|_| is_quantized) {
             // Transposed, like the weights of checkpoints.
             None => Ok(Projection::Dense(Linear {
@@ -111,26 +113,53 @@ impl WeightSource for RandomWeights<'_> {
             router,
             hidden,
             intermediate,
+            bias,
+            epilogue,
             ..
         } = *shape;
         let experts = router.experts;
+        let biases = bias.then(|| {
+            [2 * intermediate, hidden]
+                .map(|n| Tensor::zeros([experts, n], (self.device, self.dtype)))
+        });
         let Some(format) = self.format else {
             let gate_up = self.normal([experts, hidden, 2 * intermediate]);
+            let [gate_up_bias, down_bias] = DenseExperts::biases(biases);
             return Ok(Experts::Dense(DenseExperts {
                 gate_up: Param::from_tensor(gate_up),
                 down: Param::from_tensor(self.normal([experts, intermediate, hidden])),
+                gate_up_bias,
+                down_bias,
                 router,
+                epilogue,
             }));
         };
         let activations = ActivationDtype::from(format.spec.scales.dtype);
-        Ok(Experts::Quant(QuantExperts::random(
+        let experts = QuantExperts::random(
             router,
             hidden,
             intermediate,
             format,
             activations,
             self.device,
-        )?))
+        )?;
+        Ok(Experts::Quant(finished(experts, biases, epilogue)?))
+    }
+}
+
+/// Returns quantised experts with their biases and their epilogue.
+pub(crate) fn finished(
+    experts: QuantExperts,
+    biases: Option<[Tensor<2>; 2]>,
+    epilogue: Epilogue,
+) -> Result<QuantExperts, burn_marlin::Error> {
+    let experts = match epilogue {
+        Epilogue::ClampedSwiGlu => experts.with_clamped_swiglu(),
+        Epilogue::None | Epilogue::SwiGlu => experts,
+    };
+    match biases {
+        Some([gate_up, down]) => experts.with_biases(gate_up, down),
+        None => Ok(experts),
     }
 }
 

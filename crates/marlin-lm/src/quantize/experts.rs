@@ -73,8 +73,15 @@ impl ExpertMatmul {
             is_down: false,
             ..self
         };
-        match gate_up.weight(block).filter(|_| self.is_down) {
-            Some(weight) => decode::silu_mul(decode::linear(x, weight, None)),
+        let of_block = dense(block).filter(|_| self.is_down);
+        match of_block.zip(gate_up.weight(block)) {
+            Some((experts, weight)) => {
+                let bias = experts.gate_up_bias.as_ref().map(|biases| {
+                    let of_expert = biases.val().slice_dim(0, self.expert..self.expert + 1);
+                    of_expert.squeeze_dim(0)
+                });
+                decode::apply(experts.epilogue, decode::linear(x, weight, bias))
+            }
             None => x,
         }
     }

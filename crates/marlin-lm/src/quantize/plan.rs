@@ -55,9 +55,18 @@ pub(super) fn plan<'a>(
     let mut refusals: Vec<(&str, String, usize)> = Vec::new();
     for name in checkpoint.names() {
         let view = checkpoint.tensor(name)?;
-        if name.ends_with(".weight_packed") || name.ends_with(".qweight") {
+        let is_quantized = [".weight_packed", ".qweight", ".experts.down_proj_blocks"]
+            .iter()
+            .any(|end| name.ends_with(end));
+        if is_quantized {
             return Err(ModelError::AlreadyQuantized {
                 path: view.path().into(),
+            });
+        }
+        if name.ends_with(".experts.down_proj") {
+            return Err(ModelError::StackedExperts {
+                path: view.path().into(),
+                tensor: name.into(),
             });
         }
         let layer = name.strip_suffix(".weight");

@@ -20,4 +20,5 @@ mod perplexity;
 mod quantize;
 mod reference;
 mod samples;
+mod stacked;
 pub(crate) mod support;

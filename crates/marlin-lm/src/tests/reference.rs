@@ -10,8 +10,51 @@ use crate::{ModelConfig, RopeScaling};
 
 type Vector = Vec<f64>;
 
+/// Returns the tensors of a file with the experts one by one, where one tensor has all of them: the
+/// float weights [experts, K, N] of gpt-oss, whose gates and ups alternate.
+pub(crate) fn one_by_one(weights: &Weights) -> Weights {
+    let mut single = Weights::new();
+    for (name, (shape, values)) in weights {
+        let Some((experts, part)) = name.rsplit_once(".experts.") else {
+            single.insert(name.clone(), (shape.clone(), values.clone()));
+            continue;
+        };
+        let (stack, is_bias) = match part.strip_suffix("_bias") {
+            Some(stack) => (stack, true),
+            None => (part, false),
+        };
+        let layers: &[&str] = match stack {
+            "gate_up_proj" => &["gate_proj", "up_proj"],
+            "down_proj" => &["down_proj"],
+            _ => {
+                single.insert(name.clone(), (shape.clone(), values.clone()));
+                continue;
+            }
+        };
+        let n = shape[shape.len() - 1];
+        let k = if is_bias { 1 } else { shape[1] };
+        for expert in 0..shape[0] {
+            let matrix = &values[expert * k * n..][..k * n];
+            for (first, layer) in layers.iter().enumerate() {
+                let columns = (first..n).step_by(layers.len());
+                let of_layer: Vec<f32> = columns
+                    .flat_map(|column| matrix[column..].iter().step_by(n).copied())
+                    .collect();
+                let name = format!("{experts}.experts.{expert}.{layer}");
+                let rows = n / layers.len();
+                match is_bias {
+                    true => single.insert(format!("{name}.bias"), (vec![rows], of_layer)),
+                    false => single.insert(format!("{name}.weight"), (vec![rows, k], of_layer)),
+                };
+            }
+        }
+    }
+    single
+}
+
 /// Returns the logits of every position.
 pub(crate) fn forward(config: &ModelConfig, weights: &Weights, tokens: &[u32]) -> Vec<Vector> {
+    let weights = &one_by_one(weights);
     let row = |name: &str, row: usize, width: usize| -> Vector {
         weights[name].1[row * width..(row + 1) * width]
             .iter()
@@ -110,7 +153,7 @@ pub(crate) fn forward(config: &ModelConfig, weights: &Weights, tokens: &[u32]) -
         }
         let window = config
             .sliding_window
-            .filter(|window| layer >= window.first_layer)
+            .filter(|window| window.layers.contains(layer))
             .map_or(usize::MAX, |window| window.size);
         for position in 0..tokens.len() {
             let mut mixed = vec![0.0; config.num_attention_heads * head_dim];
@@ -125,7 +168,10 @@ pub(crate) fn forward(config: &ModelConfig, weights: &Weights, tokens: &[u32]) -
                 let seen = (0..=position).filter(|other| position - other < window);
                 let exponents: Vec<(usize, f64)> =
                     seen.map(|other| (other, score(other).exp())).collect();
-                let sum: f64 = exponents.iter().map(|(_, exponent)| exponent).sum();
+                let sink = weights
+                    .get(&name("self_attn.sinks"))
+                    .map_or(0.0, |(_, sinks)| f64::from(sinks[head]).exp());
+                let sum = exponents.iter().map(|(_, exponent)| exponent).sum::<f64>() + sink;
                 for &(other, exponent) in &exponents {
                     for i in 0..head_dim {
                         mixed[query + i] += exponent / sum * values[other][key + i];
@@ -141,18 +187,28 @@ pub(crate) fn forward(config: &ModelConfig, weights: &Weights, tokens: &[u32]) -
             let normed = norm(&name("post_attention_layernorm.weight"), x);
             let swiglu = |[gate, up, down]: [&str; 3], x: &Vector| {
                 let (gate, up) = (linear(&name(gate), x), linear(&name(up), x));
-                let gated = gate
-                    .iter()
-                    .zip(up)
-                    .map(|(g, up)| g / (1.0 + (-g).exp()) * up);
+                let is_clamped = weights.contains_key(&name("mlp.router.weight"));
+                let gated = gate.iter().zip(up).map(|(&g, up)| match is_clamped {
+                    true => {
+                        let (g, up) = (g.min(7.0), up.clamp(-7.0, 7.0));
+                        g / (1.0 + (-1.702 * g).exp()) * (up + 1.0)
+                    }
+                    false => g / (1.0 + (-g).exp()) * up,
+                });
                 linear(&name(down), &gated.collect())
             };
-            let sparse = ["mlp", "block_sparse_moe"]
-                .into_iter()
-                .find(|block| weights.contains_key(&name(&format!("{block}.gate.weight"))));
-            if let Some(block) = sparse {
+            let sparse = [
+                ("mlp", "gate"),
+                ("mlp", "router"),
+                ("block_sparse_moe", "gate"),
+            ]
+            .into_iter()
+            .find(|(block, router)| {
+                weights.contains_key(&name(&format!("{block}.{router}.weight")))
+            });
+            if let Some((block, router)) = sparse {
                 let experts = config.experts.as_ref().unwrap();
-                let scores = linear(&name(&format!("{block}.gate")), &normed);
+                let scores = linear(&name(&format!("{block}.{router}")), &normed);
                 let sum: f64 = scores.iter().map(|score| score.exp()).sum();
                 let mut chosen: Vec<(usize, f64)> = scores
                     .iter()

@@ -138,6 +138,10 @@ pub(crate) fn random_weights(config: &ModelConfig, rng: &mut StdRng) -> Weights 
             1.0,
             0.5,
         );
+        if config.architecture == Architecture::GptOss {
+            let sinks = format!("model.layers.{layer}.self_attn.sinks");
+            add(sinks, vec![config.num_attention_heads], 0.5, 2.0);
+        }
         if [Architecture::Qwen3, Architecture::Qwen3Moe].contains(&config.architecture) {
             add(
                 format!("model.layers.{layer}.self_attn.q_norm.weight"),
@@ -176,13 +180,17 @@ fn expert_layers(config: &ModelConfig, layer: usize) -> Vec<(String, usize, usiz
         Architecture::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
         _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
     };
-    let mut layers = vec![(format!("{block}.gate"), experts.count, hidden, false)];
+    let (router, bias) = match config.architecture {
+        Architecture::GptOss => ("router", true),
+        _ => ("gate", false),
+    };
+    let mut layers = vec![(format!("{block}.{router}"), experts.count, hidden, bias)];
     for expert in 0..experts.count {
         let name = |layer: &str| format!("{block}.experts.{expert}.{layer}");
         layers.extend([
-            (name(gate), intermediate, hidden, false),
-            (name(up), intermediate, hidden, false),
-            (name(down), hidden, intermediate, false),
+            (name(gate), intermediate, hidden, bias),
+            (name(up), intermediate, hidden, bias),
+            (name(down), hidden, intermediate, bias),
         ]);
     }
     if let Some(intermediate) = experts.shared_intermediate_size {

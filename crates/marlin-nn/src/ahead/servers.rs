@@ -19,8 +19,8 @@ use cubecl::client::Client;
 use marlin_format::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
 use marlin_kernels::experts::RouteKernels;
 use marlin_kernels::{
-    ActivationDtype, Epilogue, FloatProblem, Kernel, Prologue, QuantProblem, Target,
-    additional_server, elementwise, experts, plan, vector_size,
+    ActivationDtype, FloatProblem, Kernel, Prologue, QuantProblem, Target, additional_server,
+    elementwise, experts, plan, vector_size,
 };
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -219,7 +219,7 @@ fn experts_key(
     let [gate_up, down] = experts
         .weights
         .map(|weight| QuantProblem::new(rows * experts.router.top_k, weight, dtype));
-    let gate_up = gate_up.with_epilogue(Epilogue::SwiGlu);
+    let gate_up = gate_up.with_epilogue(experts.epilogue);
     let card = Target::of(client).card;
     let plan = card.and_then(|card| experts::plan(&gate_up, &down, rows, &card));
     let tiles = plan.map(|plan| (plan.gate_up.tile, plan.down.tile));
@@ -232,19 +232,26 @@ fn mix(tensors: &Tensors, experts: ExpertsShape, rows: usize, dtype: ActivationD
     let ExpertsShape {
         router,
         weights: [gate_up, down],
+        has_biases,
+        epilogue,
     } = experts;
+    let bias = |n| {
+        let biases = has_biases.then(|| tensors.floats([router.experts, n], dtype));
+        OptionalFloat::from(biases)
+    };
     CubeBackend::quant_experts(
         tensors.floats([rows, gate_up.k], dtype),
         tensors.floats([rows, router.experts], dtype),
         OptionalFloat::Absent,
         tensors.quantized(gate_up.tensors()).into(),
         gate_up,
-        OptionalFloat::Absent,
+        bias(gate_up.n),
         tensors.quantized(down.tensors()).into(),
         down,
-        OptionalFloat::Absent,
+        bias(down.n),
         router,
         1.0,
+        epilogue,
     );
 }
 
@@ -293,6 +300,11 @@ fn attend(tensors: &Tensors, shape: AttentionShape) {
         sin,
         norm(),
         norm(),
+        OptionalFloat::from(
+            shape
+                .has_sinks
+                .then(|| tensors.floats([shape.heads], dtype)),
+        ),
         words,
         shape,
     );
@@ -305,8 +317,8 @@ fn multiply(tensors: &Tensors, layer: &LinearShape, rows: usize, dtype: Activati
         LinearWeight::Quantized(descriptor) => descriptor,
         LinearWeight::Float(_) => {
             let mut out = CubeBackend::decode_linear(x, tensors.transposed([k, n], dtype));
-            if layer.epilogue == Epilogue::SwiGlu {
-                out = CubeBackend::decode_silu_mul(out);
+            if layer.epilogue.is_gated() {
+                out = CubeBackend::decode_gated(out, layer.epilogue);
             }
             return drop(out);
         }

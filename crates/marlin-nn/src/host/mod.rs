@@ -4,6 +4,7 @@
 use crate::cache::CacheShape;
 use crate::kernels::attention::AttentionShape;
 use crate::kernels::{SequenceState, SequenceStatus};
+use marlin_kernels::Epilogue;
 use marlin_kernels::matmul::host::HostFloat;
 use marlin_kernels::matmul::host::lm_head::dot;
 use marlin_kernels::matmul::host::simd::{Kernel, LANES, Simd, dispatch};
@@ -71,9 +72,9 @@ impl<T: HostFloat> Kernel for NormRow<'_, T> {
     }
 }
 
-/// Returns `silu(gate) * up`, [rows, features], of `gate_up` [rows, 2 * features]. The gates are
-/// the first half of a row.
-pub fn silu_mul<T: HostFloat>(gate_up: &[T], features: usize) -> Vec<T> {
+/// Returns the outputs [rows, features] of a gated epilogue, of `gate_up` [rows, 2 * features]. The
+/// gates are the first half of a row.
+pub fn gated<T: HostFloat>(gate_up: &[T], features: usize, epilogue: Epilogue) -> Vec<T> {
     const PART: usize = 256;
     let mut out = vec![T::default(); gate_up.len() / 2];
     let (rows, parts) = (
@@ -89,8 +90,7 @@ pub fn silu_mul<T: HostFloat>(gate_up: &[T], features: usize) -> Vec<T> {
         // SAFETY: each task writes only its own part of a row.
         let out = unsafe { columns.part(row, first, width) };
         for ((out, gate), up) in out.iter_mut().zip(&gates[first..]).zip(&ups[first..]) {
-            let gate = gate.to_f32();
-            *out = T::from_f32(gate / (1.0 + (-gate).exp()) * up.to_f32());
+            *out = T::from_f32(epilogue.gated(gate.to_f32(), up.to_f32()));
         }
     });
     out
@@ -109,6 +109,8 @@ pub struct Attention<'a, T> {
     /// The weights `[head_dim]` of the RMSNorms of query heads and of key heads, if the model has
     /// such norms.
     pub norms: Option<[&'a [T]; 2]>,
+    /// The scores of heads without a position, `[heads]`, if the model has such scores.
+    pub sinks: Option<&'a [T]>,
 }
 
 impl<T: HostFloat> Attention<'_, T> {
@@ -185,12 +187,15 @@ impl<T: HostFloat> Attention<'_, T> {
                     // head.
                     let out = unsafe { out.part(head, 0, group * head_dim) };
                     let queries = &queries[head * group * head_dim..][..group * head_dim];
-                    for (queries, out) in queries
+                    for (index, (queries, out)) in queries
                         .chunks_exact(head_dim)
                         .zip(out.chunks_exact_mut(head_dim))
+                        .enumerate()
                     {
+                        let sink = self.sinks.map(|sinks| sinks[head * group + index].to_f32());
                         dispatch(Attend {
                             queries,
+                            sink,
                             keys: &of_keys,
                             values: &of_values,
                             out,
@@ -227,6 +232,8 @@ impl<T: HostFloat> Attention<'_, T> {
 /// in parts of whole positions.
 struct Attend<'a, T> {
     queries: &'a [f32],
+    /// The head's score without a position.
+    sink: Option<f32>,
     keys: &'a [&'a [T]],
     values: &'a [&'a [T]],
     out: &'a mut [T],
@@ -240,7 +247,8 @@ impl<T: HostFloat> Kernel for Attend<'_, T> {
         let head_dim = self.queries.len();
         let elements: usize = self.keys.iter().map(|part| part.len()).sum();
         let mut scores = Vec::with_capacity(elements / head_dim);
-        let mut most = f32::NEG_INFINITY;
+        let sink = self.sink.unwrap_or(f32::NEG_INFINITY);
+        let mut most = sink;
         for key in self
             .keys
             .iter()
@@ -250,7 +258,7 @@ impl<T: HostFloat> Kernel for Attend<'_, T> {
             most = most.max(score);
             scores.push(score);
         }
-        let mut total = 0.0;
+        let mut total = (sink - most).exp();
         for score in &mut scores {
             *score = (*score - most).exp();
             total += *score;

@@ -1,13 +1,13 @@
 //! Compares the operations of a decode step with a reference in f64.
 
-use super::{Attention, rms_norm, silu_mul};
+use super::{Attention, gated, rms_norm};
 use crate::cache::{CacheShape, Pages};
 use crate::kernels::attention::{AttentionPass, AttentionShape};
 use crate::kernels::{SequenceState, SequenceStatus};
 use half::f16;
-use marlin_kernels::ActivationDtype;
 use marlin_kernels::matmul::host::HostFloat;
 use marlin_kernels::matmul::host::lm_head::head;
+use marlin_kernels::{ActivationDtype, Epilogue};
 use marlin_testing::seed;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -64,25 +64,35 @@ fn rows_agree<T: HostFloat>(tolerance: f64) {
         );
 
         let gate_up = random::<T>(2 * rows * features, rng);
-        let product = |row: &[f64]| {
-            let (gates, ups) = row.split_at(features);
-            gates
-                .iter()
-                .zip(ups)
-                .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
-                .collect::<Vec<_>>()
+        let swiglu = |gate: f64, up: f64| gate / (1.0 + (-gate).exp()) * up;
+        let clamped = |gate: f64, up: f64| {
+            let (gate, up) = (gate.min(7.0), up.clamp(-7.0, 7.0));
+            gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0)
         };
-        let expected: Vec<f64> = f64s(&gate_up)
-            .chunks(2 * features)
-            .flat_map(product)
-            .collect();
-        expect(
-            "silu",
-            seed,
-            &silu_mul(&gate_up, features),
-            &expected,
-            tolerance,
-        );
+        for (epilogue, output) in [
+            (Epilogue::SwiGlu, &swiglu as &dyn Fn(f64, f64) -> f64),
+            (Epilogue::ClampedSwiGlu, &clamped),
+        ] {
+            // Some gates and ups are above the limit.
+            let gate_up: Vec<T> = gate_up
+                .iter()
+                .map(|value| T::from_f32(8.0 * value.to_f32()))
+                .collect();
+            let expected: Vec<f64> = f64s(&gate_up)
+                .chunks(2 * features)
+                .flat_map(|row| {
+                    let (gates, ups) = row.split_at(features);
+                    gates.iter().zip(ups).map(|(&gate, &up)| output(gate, up))
+                })
+                .collect();
+            expect(
+                &format!("{epilogue:?}"),
+                seed,
+                &gated(&gate_up, features, epilogue),
+                &expected,
+                tolerance,
+            );
+        }
 
         let columns = 700;
         let table = random::<T>(columns * features, rng);
@@ -140,6 +150,7 @@ fn attention_agrees<T: HostFloat>(
         rotary_dim,
         max_positions: max_len,
         window,
+        has_sinks: window.is_some(),
         norm_epsilon: with_norms.then_some(1e-5),
         dtype: ActivationDtype::F32,
         pass: AttentionPass::Step,
@@ -167,6 +178,7 @@ fn attention_agrees<T: HostFloat>(
             .collect::<Vec<f32>>()
     });
     let norms = with_norms.then(|| [random::<T>(head_dim, rng), random::<T>(head_dim, rng)]);
+    let sinks = window.map(|_| random::<T>(heads, rng));
     let qkv = random::<T>(4 * (heads + 2 * kv_heads) * head_dim, rng);
     let (mut keys, mut values) = (
         random::<T>(shape.cache_elements(), rng),
@@ -195,6 +207,7 @@ fn attention_agrees<T: HostFloat>(
         cos: &cos,
         sin: &sin,
         norms: norms.as_ref().map(|[q, k]| [q.as_slice(), k.as_slice()]),
+        sinks: sinks.as_deref(),
     };
     let out = attention.run(&qkv, &rows, &mut keys, &mut values);
 
@@ -249,7 +262,8 @@ fn attention_agrees<T: HostFloat>(
             let weights: Vec<f64> = (first..=position)
                 .map(|position| (dot(position) / (head_dim as f64).sqrt()).exp())
                 .collect();
-            let total: f64 = weights.iter().sum();
+            let sink = sinks.as_ref().map_or(0.0, |sinks| f64s(sinks)[head].exp());
+            let total = weights.iter().sum::<f64>() + sink;
             for i in 0..head_dim {
                 let sum: f64 = weights
                     .iter()

@@ -34,7 +34,7 @@ pub use e4m3_cache::{E4m3CacheArgs, store_codes, widen_codes};
 #[cfg(feature = "cubecl-runtime")]
 pub use embed::{EmbedArgs, embed};
 #[cfg(feature = "cubecl-runtime")]
-pub use glu::{SiluMulArgs, silu_mul};
+pub use glu::{GatedArgs, gated};
 #[cfg(feature = "cubecl-runtime")]
 pub use likelihood::{LikelihoodArgs, log_likelihoods};
 #[cfg(feature = "cubecl-runtime")]
@@ -45,4 +45,4 @@ pub use sequence_state::{SequenceState, SequenceStatus};
 #[cfg(feature = "cubecl-runtime")]
 pub use shape::{RowsShape, lacks};
 #[cfg(feature = "inspect")]
-pub use source::{e4m3_cache_sources, rms_norm_source, silu_mul_source};
+pub use source::{e4m3_cache_sources, gated_source, rms_norm_source};

@@ -5,17 +5,17 @@ use super::e4m3_cache::{
     CodesConfig, CodesLengthsCompilationArg, UNITS, store::Store, widen::Widen,
 };
 use super::flash::FlashLengthsCompilationArg;
-use super::glu::silu_mul_rows::SiluMulRows;
+use super::glu::gated_rows::GatedRows;
 use super::norm::{cube_units, rms_norm_rows::RmsNormRows};
 use crate::cache::CacheLengthsCompilationArg;
 use cubecl::CompilationError;
 use cubecl::prelude::*;
-use marlin_kernels::ActivationDtype;
 use marlin_kernels::inspect::{
     KernelSource, buffer, cuda_text, optional, properties, settings, target,
 };
 use marlin_kernels::pdl;
 use marlin_kernels::planes::Planes;
+use marlin_kernels::{ActivationDtype, Epilogue};
 
 /// Generates the CUDA source of RMSNorm for rows of `features` values, with the addition to the
 /// residual stream.
@@ -47,12 +47,13 @@ pub fn rms_norm_source(
     cuda_text(&kernel, capability)
 }
 
-/// Generates the CUDA source of SwiGLU.
-pub fn silu_mul_source(
+/// Generates the CUDA source of a gated linear unit.
+pub fn gated_source(
+    epilogue: Epilogue,
     dtype: ActivationDtype,
     capability: u32,
 ) -> Result<KernelSource, CompilationError> {
-    let kernel = SiluMulRows::new(
+    let kernel = GatedRows::new(
         settings(256, ExecutionMode::Checked),
         properties(capability),
         target(),
@@ -60,6 +61,7 @@ pub fn silu_mul_source(
         buffer(),
         (),
         16 / dtype.elem().size(),
+        epilogue,
         pdl::is_supported_by(capability),
         dtype.elem(),
     );

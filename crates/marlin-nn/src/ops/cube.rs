@@ -7,7 +7,7 @@ use super::DecodeBackend;
 use crate::kernels::attention::{AttentionPass, AttentionShape};
 use crate::kernels::sample::{self, LogprobArgs, SampleArgs, SampleShape, TokenTable};
 use crate::kernels::{
-    self, CacheShape, EmbedArgs, LikelihoodArgs, RmsNormArgs, RowsShape, SiluMulArgs,
+    self, CacheShape, EmbedArgs, GatedArgs, LikelihoodArgs, RmsNormArgs, RowsShape,
 };
 use attention::AttentionTensors;
 use burn::backend::TensorMetadata;
@@ -81,17 +81,18 @@ impl DecodeBackend for CubeBackend {
         ))
     }
 
-    fn decode_silu_mul(gate_up: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn decode_gated(gate_up: FloatTensor<Self>, epilogue: Epilogue) -> FloatTensor<Self> {
         let gate_up = into_contiguous(gate_up);
         let mut shape = gate_up.shape();
         let last = shape.rank() - 1;
         shape[last] /= 2;
         let out = empty(&gate_up, shape, gate_up.dtype);
         let (client, shape) = (gate_up.client.clone(), rows_shape(&out));
-        launched(kernels::silu_mul(
+        launched(kernels::gated(
             &client,
             &shape,
-            SiluMulArgs {
+            epilogue,
+            GatedArgs {
                 gate_up: buffer(gate_up),
                 out: buffer(out.clone()),
             },
@@ -209,6 +210,7 @@ impl DecodeBackend for CubeBackend {
         sin: FloatTensor<Self>,
         q_norm: OptionalFloat<Self>,
         k_norm: OptionalFloat<Self>,
+        sinks: OptionalFloat<Self>,
         words: IntTensor<Self>,
         shape: AttentionShape,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
@@ -222,6 +224,7 @@ impl DecodeBackend for CubeBackend {
             cos,
             sin,
             norms: [q_norm, k_norm].map(OptionalFloat::into_option),
+            sinks: sinks.into_option(),
         };
         let out = match shape.pass {
             AttentionPass::Step => operands.step(words, &shape),

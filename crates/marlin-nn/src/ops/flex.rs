@@ -66,14 +66,15 @@ impl DecodeBackend for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (normalised, sum) = Self::decode_add_rms_norm(x, residual, norm, epsilon);
         let out = Self::quant_linear(normalised, weight, descriptor, bias);
-        match epilogue {
-            Epilogue::None => (out, sum),
-            Epilogue::SwiGlu => (Self::decode_silu_mul(out), sum),
+        if epilogue.is_gated() {
+            (Self::decode_gated(out, epilogue), sum)
+        } else {
+            (out, sum)
         }
     }
 
-    fn decode_silu_mul(gate_up: FloatTensor<Self>) -> FloatTensor<Self> {
-        with_type!(gate_up.dtype(), silu_mul(gate_up))
+    fn decode_gated(gate_up: FloatTensor<Self>, epilogue: Epilogue) -> FloatTensor<Self> {
+        with_type!(gate_up.dtype(), gated(gate_up, epilogue))
     }
 
     fn decode_embed(table: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self> {
@@ -135,6 +136,7 @@ impl DecodeBackend for Flex {
         sin: FloatTensor<Self>,
         q_norm: OptionalFloat<Self>,
         k_norm: OptionalFloat<Self>,
+        sinks: OptionalFloat<Self>,
         _words: IntTensor<Self>,
         shape: AttentionShape,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
@@ -142,7 +144,15 @@ impl DecodeBackend for Flex {
         let table = pages.into_option().map(contiguous);
         with_type!(
             qkv.dtype(),
-            attention(qkv, rows, [keys, values], table, [cos, sin], norms, shape)
+            attention(
+                qkv,
+                rows,
+                ([keys, values], table),
+                [cos, sin],
+                norms,
+                sinks.into_option(),
+                shape
+            )
         )
     }
 
@@ -266,13 +276,14 @@ fn rms_norm<T: Float>(
     )
 }
 
-fn silu_mul<T: Float>(gate_up: FloatTensor<Flex>) -> FloatTensor<Flex> {
+fn gated<T: Float>(gate_up: FloatTensor<Flex>, epilogue: Epilogue) -> FloatTensor<Flex> {
     let gate_up = gate_up.to_contiguous();
     let mut shape = gate_up.shape();
     let last = shape.rank() - 1;
     shape[last] /= 2;
     let features = shape[last];
-    tensor(host::silu_mul::<T>(values(&gate_up), features), shape)
+    let gate_up = values::<T>(&gate_up);
+    tensor(host::gated(gate_up, features, epilogue), shape)
 }
 
 fn embed<T: Float>(table: FloatTensor<Flex>, rows: IntTensor<Flex>) -> FloatTensor<Flex> {
@@ -326,10 +337,10 @@ fn write_cache<T: Float>(
 fn attention<T: Float>(
     qkv: FloatTensor<Flex>,
     rows: IntTensor<Flex>,
-    [keys, cache_values]: [FloatTensor<Flex>; 2],
-    page_table: Option<IntTensor<Flex>>,
+    ([keys, cache_values], page_table): ([FloatTensor<Flex>; 2], Option<IntTensor<Flex>>),
     tables: [FloatTensor<Flex>; 2],
     norms: Option<(FloatTensor<Flex>, FloatTensor<Flex>)>,
+    sinks: Option<FloatTensor<Flex>>,
     shape: AttentionShape,
 ) -> (FloatTensor<Flex>, FloatTensor<Flex>, FloatTensor<Flex>) {
     let (qkv, [cos, sin]) = (
@@ -337,6 +348,7 @@ fn attention<T: Float>(
         tables.map(|table| table.to_contiguous()),
     );
     let norms = norms.map(|(q, k)| [as_type::<T>(q), as_type::<T>(k)]);
+    let sinks = sinks.map(as_type::<T>);
     let (mut keys, mut cache_values) = (owned(keys), owned(cache_values));
     let attention = Attention {
         shape,
@@ -346,6 +358,7 @@ fn attention<T: Float>(
         norms: norms
             .as_ref()
             .map(|norms| norms.each_ref().map(values::<T>)),
+        sinks: sinks.as_ref().map(values::<T>),
     };
     let out = attention.run(
         values(&qkv),

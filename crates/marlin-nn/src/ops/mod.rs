@@ -65,9 +65,10 @@ pub trait DecodeBackend: Backend {
         epilogue: Epilogue,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Computes SiLU of the first half of the last dimension, times the second half.
+    /// Computes the outputs of a gated epilogue: the first half of the last dimension has gates, the
+    /// second half ups.
     #[fusion(meta = half_spec)]
-    fn decode_silu_mul(gate_up: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn decode_gated(gate_up: FloatTensor<Self>, epilogue: Epilogue) -> FloatTensor<Self>;
 
     /// Returns the rows of an embedding table [vocab, hidden] at the tokens of a step.
     #[fusion(meta = embed_spec)]
@@ -120,6 +121,7 @@ pub trait DecodeBackend: Backend {
         sin: FloatTensor<Self>,
         #[extension_type] q_norm: OptionalFloat<Self>,
         #[extension_type] k_norm: OptionalFloat<Self>,
+        #[extension_type] sinks: OptionalFloat<Self>,
         words: IntTensor<Self>,
         shape: AttentionShape,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
@@ -170,7 +172,7 @@ fn norm_linear_spec(
     )
 }
 
-fn half_spec(gate_up: &TensorSpec) -> TensorSpec {
+fn half_spec(gate_up: &TensorSpec, _epilogue: &Epilogue) -> TensorSpec {
     TensorSpec::new(
         linear_shape(&gate_up.shape, gate_up.shape[gate_up.shape.rank() - 1] / 2),
         gate_up.dtype,
@@ -201,6 +203,7 @@ fn attention_spec(
     _sin: &TensorSpec,
     _q_norm: &OptionalFloatMetadata,
     _k_norm: &OptionalFloatMetadata,
+    _sinks: &OptionalFloatMetadata,
     _words: &TensorSpec,
     shape: &AttentionShape,
 ) -> (TensorSpec, TensorSpec, TensorSpec) {

@@ -27,6 +27,7 @@ impl ExpertsBackend for CubeBackend {
         down_bias: OptionalFloat<Self>,
         router: Router,
         factor: f64,
+        epilogue: Epilogue,
     ) -> FloatTensor<Self> {
         let layer = Layer {
             correction: correction.into_option(),
@@ -38,6 +39,7 @@ impl ExpertsBackend for CubeBackend {
             down: (down.into(), down_descriptor, down_bias.into_option()),
             router,
             factor: factor as f32,
+            epilogue,
         };
         launched(layer.launch(x, logits))
     }
@@ -58,6 +60,8 @@ struct Layer {
     down: Weight,
     router: Router,
     factor: f32,
+    /// What is computed from gates and ups.
+    epilogue: Epilogue,
 }
 
 impl Layer {
@@ -92,7 +96,7 @@ impl Layer {
                 weight_problem(weight, descriptor, rows, x.dtype)?.with_epilogue(epilogue),
             )
         };
-        let gate_up = problem(&self.gate_up, Epilogue::SwiGlu)?;
+        let gate_up = problem(&self.gate_up, self.epilogue)?;
         let down = problem(&self.down, Epilogue::None)?;
         let target = Target::of(&client);
         let plan =

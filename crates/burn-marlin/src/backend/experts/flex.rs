@@ -7,6 +7,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use marlin_format::WeightDescriptor;
+use marlin_kernels::Epilogue;
 use marlin_kernels::experts::Router;
 use marlin_kernels::experts::host::{self, HostRouting};
 
@@ -23,6 +24,7 @@ impl ExpertsBackend for Flex {
         down_bias: OptionalFloat<Self>,
         router: Router,
         factor: f64,
+        epilogue: Epilogue,
     ) -> FloatTensor<Self> {
         let (tokens, dtype) = (logits.shape()[0], x.dtype());
         let values = |tensor: FloatTensor<Self>| to_f32(&tensor.to_contiguous()).into_owned();
@@ -42,7 +44,7 @@ impl ExpertsBackend for Flex {
             gate_up_bias.into_option().map(values),
             dtype,
         );
-        let gated = swiglu(&gates_and_ups, down_descriptor.k);
+        let gated = gated(epilogue, &gates_and_ups, down_descriptor.k);
         let rows = multiply(
             &gated,
             &routing,
@@ -79,14 +81,14 @@ fn multiply(
     })
 }
 
-/// Returns `silu(gate) * up` of rows of gates and ups, `width` of each.
-fn swiglu(gates_and_ups: &[f32], width: usize) -> Vec<f32> {
+/// Returns the outputs of rows of gates and ups, `width` of each.
+fn gated(epilogue: Epilogue, gates_and_ups: &[f32], width: usize) -> Vec<f32> {
     gates_and_ups
         .chunks_exact((2 * width).max(1))
         .flat_map(|row| {
             let (gates, ups) = row.split_at(width);
-            let gated = |(gate, up): (&f32, &f32)| gate / (1.0 + (-gate).exp()) * up;
-            gates.iter().zip(ups).map(gated)
+            let pairs = gates.iter().zip(ups);
+            pairs.map(|(&gate, &up)| epilogue.gated(gate, up))
         })
         .collect()
 }

@@ -18,9 +18,9 @@ use marlin_format::WeightLayout;
 #[cfg(feature = "cubecl-runtime")]
 use marlin_kernels::experts::LayerPlan;
 use marlin_kernels::experts::Router;
+use marlin_kernels::{Epilogue, Plan, QuantProblem, Target};
 #[cfg(feature = "cubecl-runtime")]
 use marlin_kernels::{EpilogueStage, Kernel, Reason};
-use marlin_kernels::{Plan, QuantProblem, Target};
 
 /// A backend with the layer of experts of a mixture.
 ///
@@ -35,7 +35,7 @@ pub trait ExpertsBackend: Backend {
     /// Returns the weighted sum [tokens, N of down] of the outputs of each token's experts, for
     /// activations [tokens, K] and the router's logits [tokens, experts]. The weights of experts
     /// are multiplied by `factor`; a `correction` `[experts]` in f32 is added to the scores before
-    /// experts are chosen. Biases are [experts, N].
+    /// experts are chosen. Biases are [experts, N]. `epilogue` is computed from gates and ups.
     #[fusion(meta = experts_spec)]
     #[allow(clippy::too_many_arguments, reason = "the operands of the layer")]
     fn quant_experts(
@@ -50,6 +50,7 @@ pub trait ExpertsBackend: Backend {
         #[extension_type] down_bias: OptionalFloat<Self>,
         router: Router,
         factor: f64,
+        epilogue: Epilogue,
     ) -> FloatTensor<Self>;
 }
 
@@ -66,6 +67,7 @@ fn experts_spec(
     _down_bias: &OptionalFloatMetadata,
     _router: &Router,
     _factor: &f64,
+    _epilogue: &Epilogue,
 ) -> TensorSpec {
     TensorSpec::new(linear_shape(&x.shape, down_descriptor.n), x.dtype)
 }

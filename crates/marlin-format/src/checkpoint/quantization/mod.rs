@@ -8,6 +8,7 @@
 //! | `auto-round` | [`auto_round`] |
 //! | `fp8`, `fbgemm_fp8` | [`fp8`] |
 //! | `modelopt`, `modelopt_fp4` | [`modelopt`] |
+//! | `mxfp4` | [`mxfp4`] |
 //!
 //! Each config becomes a list of [rules]. An unsupported option is refused with its field and
 //! value.
@@ -19,6 +20,7 @@ mod fields;
 mod fp8;
 mod gptq;
 mod modelopt;
+mod mxfp4;
 mod pattern;
 mod rules;
 mod spec;
@@ -42,7 +44,7 @@ const QUANTIZE_CONFIG_FILES: [&str; 3] = [
     "hf_quant_config.json",
 ];
 const METHODS: &str =
-    "`gptq`, `awq`, `compressed-tensors`, `auto-round`, `fp8`, `fbgemm_fp8` or `modelopt`";
+    "`gptq`, `awq`, `compressed-tensors`, `auto-round`, `fp8`, `fbgemm_fp8`, `modelopt` or `mxfp4`";
 
 /// The quantisation of each layer of a checkpoint, according to its configs.
 ///
@@ -158,6 +160,7 @@ impl Quantization {
             "fp8" => fp8::fp8_rules(&root)?,
             "fbgemm_fp8" => fp8::fbgemm_rules(&root)?,
             "modelopt" | "modelopt_fp4" => modelopt::rules(&root)?,
+            "mxfp4" => mxfp4::rules()?,
             _ => return Err(root.unsupported(name, METHODS, &method.as_str().into())),
         };
         Ok(Self {

@@ -65,10 +65,10 @@ impl GemvConfig {
         self.prologue == Prologue::AddRmsNorm
     }
 
-    /// Returns true if the epilogue is SwiGLU. A cluster then has a tile of gates and the
+    /// Returns true if the epilogue is a SwiGLU. A cluster then has a tile of gates and the
     /// corresponding tile of ups.
     pub(super) fn is_gated(&self) -> bool {
-        self.epilogue == Epilogue::SwiGlu
+        self.epilogue.is_gated()
     }
 
     /// Returns the number of blocks of a cluster: `blocks` for each of the cluster's tiles.

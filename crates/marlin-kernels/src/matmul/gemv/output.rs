@@ -6,7 +6,7 @@ use crate::ptx::{
     cluster_arrive_relaxed, cluster_wait, fence_mbarrier_init, lane, mbarrier_arrive,
     mbarrier_arrive_expect_tx, mbarrier_init, shared_address, st_async_first_block, st_shared_f32,
 };
-use crate::tile::epilogue::swiglu;
+use crate::tile::epilogue::gated;
 use crate::tile::fragment::stored_units;
 use cubecl::prelude::*;
 
@@ -107,7 +107,11 @@ pub(super) fn write<F: Float>(
                 UNIT_POS_X + comptime!((config.blocks * PART) as u32),
                 config,
             );
-            value = swiglu(value, biased::<F>(ups / root, bias, column + sizes.n));
+            value = gated(
+                value,
+                biased::<F>(ups / root, bias, column + sizes.n),
+                config.epilogue,
+            );
         }
         out[column as usize] = F::cast_from(value);
     }

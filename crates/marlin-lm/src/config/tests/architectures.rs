@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::parse;
 use crate::Architecture;
 use crate::architectures::ProjectionKind;
-use crate::config::{ModelConfig, ModelConfigError, RopeScaling, SlidingWindow};
+use crate::config::{ModelConfig, ModelConfigError, RopeScaling, SlidingWindow, WindowLayers};
 use crate::tests::support::{config_json, config_of, config_with};
 
 /// The `config.json` of Mistral 7B v0.1, Qwen 2.5 0.5B, Qwen 3 0.6B and Phi-3.5 mini, without
@@ -55,7 +55,7 @@ fn published_configs_of_other_architectures_are_read() {
         mistral.sliding_window,
         Some(SlidingWindow {
             size: 4096,
-            first_layer: 0
+            layers: WindowLayers::From(0)
         })
     );
     assert_eq!(
@@ -302,7 +302,7 @@ fn what_an_architecture_does_not_have_is_refused() {
     let window = changed(Architecture::Llama, |config| {
         config.sliding_window = Some(SlidingWindow {
             size: 4,
-            first_layer: 0,
+            layers: WindowLayers::From(0),
         })
     });
     assert!(matches!(
@@ -315,7 +315,7 @@ fn what_an_architecture_does_not_have_is_refused() {
     let window = changed(Architecture::Phi3, |config| {
         config.sliding_window = Some(SlidingWindow {
             size: 4,
-            first_layer: 1,
+            layers: WindowLayers::From(1),
         })
     });
     assert!(matches!(

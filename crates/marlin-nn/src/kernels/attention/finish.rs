@@ -16,6 +16,7 @@ use cubecl::prelude::*;
 #[cube]
 pub(super) fn finish<F: Float>(
     sums: &Sums,
+    sinks: &ComptimeOption<&[F]>,
     out: &mut [F],
     partials: &mut [f32],
     arrival_counters: &mut [Atomic<u32>],
@@ -78,6 +79,7 @@ pub(super) fn finish<F: Float>(
                 part += parts[lane_group * outputs + output];
             }
             if splits == 1 {
+                sum += sink(sinks, place, head, block_best(&best, head, config));
                 out[first_output + output] = F::cast_from(part / sum);
             } else {
                 partials[partial + output] = part;
@@ -91,6 +93,7 @@ pub(super) fn finish<F: Float>(
     if comptime!(config.is_split) {
         if splits > 1 {
             combine(
+                sinks,
                 out,
                 &*partials,
                 arrival_counters,
@@ -108,6 +111,7 @@ pub(super) fn finish<F: Float>(
 /// adds the partial sums of all splits and writes the output.
 #[cube]
 fn combine<F: Float>(
+    sinks: &ComptimeOption<&[F]>,
     out: &mut [F],
     partials: &[f32],
     arrival_counters: &mut [Atomic<u32>],
@@ -162,7 +166,7 @@ fn combine<F: Float>(
                     0.0f32.runtime(),
                 );
             }
-            totals[head] = lane_group_sum(sum, config);
+            totals[head] = lane_group_sum(sum, config) + sink(sinks, place, head, most);
         }
         sync_cube();
         let mut output = UNIT_POS_X as usize;
@@ -176,6 +180,20 @@ fn combine<F: Float>(
             out[first_output + output] = F::cast_from(sum / totals[head]);
             output += config.threads;
         }
+    }
+}
+
+/// Returns the exponential of the score without a position of the block's head number `head`,
+/// relative to the largest score `best` of its positions; 0 without such scores. It is infinite for
+/// a score that is much larger than all others, whose output is 0 then.
+#[cube]
+fn sink<F: Float>(sinks: &ComptimeOption<&[F]>, place: &WorkTile, head: usize, best: f32) -> f32 {
+    #[comptime]
+    match sinks {
+        ComptimeOption::Some(sinks) => {
+            (f32::cast_from(sinks[place.head as usize + head]) - best).exp()
+        }
+        ComptimeOption::None => 0.0f32.runtime(),
     }
 }
 

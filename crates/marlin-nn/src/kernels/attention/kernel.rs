@@ -28,6 +28,7 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     sin: &[f32],
     q_norm: ComptimeOption<&[F]>,
     k_norm: ComptimeOption<&[F]>,
+    sinks: ComptimeOption<&[F]>,
     out: &mut [F],
     partials: &mut [f32],
     arrival_counters: &mut [Atomic<u32>],
@@ -148,6 +149,7 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     );
     finish(
         &sums,
+        &sinks,
         out,
         partials,
         arrival_counters,

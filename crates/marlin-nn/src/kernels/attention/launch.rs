@@ -37,6 +37,9 @@ pub struct AttentionArgs {
     pub q_norm: Option<BufferArg>,
     /// The weight of the RMSNorm of key heads, under the same conditions as `q_norm`.
     pub k_norm: Option<BufferArg>,
+    /// A score of each query head without a position, `[heads]`; present if and only if the shape
+    /// has them.
+    pub sinks: Option<BufferArg>,
     /// The output [rows, heads head_dim]; skipped rows are not written.
     pub out: BufferArg,
     /// A workspace of at least [`AttentionPlan::partials`] f32 elements. Launches that do not run
@@ -103,6 +106,7 @@ pub fn attention(
             args.sin,
             args.q_norm.into(),
             args.k_norm.into(),
+            args.sinks.into(),
             args.out,
             args.partials,
             args.arrival_counters,
@@ -141,6 +145,7 @@ fn check(
     expect_length(shape, "qkv", shape.rows * shape.columns(), args.qkv.len())?;
     shape.expect_cache(&args.state, &args.keys, &args.values, &args.pages)?;
     shape.expect_parameters([&args.cos, &args.sin], [&args.q_norm, &args.k_norm])?;
+    shape.expect_sinks(&args.sinks)?;
     expect_length(
         shape,
         "output",

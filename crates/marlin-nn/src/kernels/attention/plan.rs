@@ -138,6 +138,7 @@ mod tests {
             rotary_dim: 128,
             max_positions: max_len,
             window: None,
+            has_sinks: false,
             norm_epsilon: None,
             dtype: ActivationDtype::F16,
             pass: AttentionPass::Step,

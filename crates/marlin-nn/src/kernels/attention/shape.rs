@@ -51,6 +51,8 @@ pub struct AttentionShape {
     pub max_positions: usize,
     /// The length of the sliding window, the token's own position included; at least 1.
     pub window: Option<usize>,
+    /// True if each query head has a score that counts in its softmax without a position.
+    pub has_sinks: bool,
     /// The epsilon of the RMSNorms of query heads and key heads, if the model has such norms.
     pub norm_epsilon: Option<f32>,
     /// The dtype of the activations and of the cache.
@@ -177,6 +179,19 @@ impl AttentionShape {
             }
         }
         Ok(())
+    }
+
+    /// Checks the presence and the length of the scores of heads without a position.
+    #[cfg(feature = "cubecl-runtime")]
+    pub(in crate::kernels) fn expect_sinks(
+        &self,
+        sinks: &Option<BufferArg>,
+    ) -> Result<(), KernelError> {
+        expect_presence(self, "sinks", self.has_sinks, sinks.is_some())?;
+        match sinks {
+            Some(sinks) => expect_length(self, "sinks", self.heads, sinks.len()),
+            None => Ok(()),
+        }
     }
 
     /// Returns the number of elements of the cache of keys, which is also that of the cache of

@@ -22,6 +22,7 @@ type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 pub fn source(
     config: &AttentionConfig,
     has_norm: bool,
+    has_sinks: bool,
     dtype: ActivationDtype,
     capability: u32,
 ) -> Result<KernelSource, CompilationError> {
@@ -40,6 +41,7 @@ pub fn source(
         buffer(),
         norm(),
         norm(),
+        optional(has_sinks),
         buffer(),
         buffer(),
         buffer(),

@@ -31,6 +31,9 @@ pub struct FlashArgs {
     pub values: BufferArg,
     /// The page table, i32 [slots, pages of a slot]; present if and only if the cache has pages.
     pub pages: Option<BufferArg>,
+    /// A score of each query head without a position, `[heads]`; present if and only if the shape
+    /// has them.
+    pub sinks: Option<BufferArg>,
     /// The output [rows, heads head_dim]; rows in no tile are not written.
     pub out: BufferArg,
 }
@@ -62,6 +65,7 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
     let outputs = shape.rows * shape.heads * shape.cache.head_dim;
     let count = args.tiles.len() / TILE_WORDS;
     shape.expect_cache(&args.state, &args.keys, &args.values, &args.pages)?;
+    shape.expect_sinks(&args.sinks)?;
     for (operand, expected, found) in [
         ("queries", outputs, &args.queries),
         ("tiles", count * TILE_WORDS, &args.tiles),
@@ -89,6 +93,7 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
         keys,
         values,
         pages,
+        sinks,
         out,
     } = args;
     // SAFETY: the lengths of all buffers were checked against the shape that the kernels derive
@@ -121,6 +126,7 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
                 state,
                 table,
                 pages.into(),
+                sinks.into(),
                 out,
                 lengths,
                 config,
@@ -137,6 +143,7 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
                 keys,
                 values,
                 pages.into(),
+                sinks.into(),
                 out,
                 lengths,
                 config,

@@ -49,6 +49,7 @@ pub(super) fn flash<F: Float>(
     keys: &[F],
     values: &[F],
     pages: ComptimeOption<&[i32]>,
+    sinks: ComptimeOption<&[F]>,
     out: &mut [F],
     lengths: FlashLengths,
     #[comptime] config: FlashConfig,
@@ -233,7 +234,9 @@ pub(super) fn flash<F: Float>(
     let out = global_address_mut::<F>(out)
         + u64::cast_from(first_row) * u64::cast_from(q_stride)
         + u64::cast_from(head * head_bytes);
-    write(&sums, &softmax, out, warp_row, rows, q_stride, config);
+    write(
+        &sums, &softmax, &sinks, out, warp_row, rows, q_stride, config,
+    );
 }
 
 /// Starts the copies of [`KEYS`] positions of the keys or the values, from `first` on. The rows of

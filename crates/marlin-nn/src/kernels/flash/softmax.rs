@@ -137,13 +137,15 @@ pub(super) fn probabilities(
     fragment
 }
 
-/// Divides the sums by the sums of the exponentials, and writes the rows below `rows`. `warp_row`
+/// Divides the sums by the sums of the exponentials, to which that of the head's score without a
+/// position belongs, and writes the rows below `rows`. `warp_row`
 /// is the warp's first row of the tile, `out` is the address of the tile's first row in the head,
 /// and `stride` is the number of bytes between rows.
 #[cube]
-pub(super) fn write(
+pub(super) fn write<F: Float>(
     sums: &Array<F4>,
     softmax: &Softmax,
+    sinks: &ComptimeOption<&[F]>,
     out: u64,
     warp_row: u32,
     rows: u32,
@@ -153,7 +155,18 @@ pub(super) fn write(
     let out = out + u64::cast_from(lane() % 4 * 4);
     #[unroll]
     for half in 0..2usize {
-        let total = 1.0f32 / quad_sum(softmax.total[half]);
+        let mut total = quad_sum(softmax.total[half]);
+        #[comptime]
+        match sinks {
+            ComptimeOption::Some(sinks) => {
+                // Scores are not yet multiplied by 1 / sqrt(head_dim).
+                let sink = f32::cast_from(sinks[CUBE_POS_X as usize]);
+                let scale = comptime!(config.scale());
+                total += ex2_approx(sink * std::f32::consts::LOG2_E - softmax.best[half] * scale);
+            }
+            ComptimeOption::None => {}
+        }
+        let total = 1.0f32 / total;
         let row = warp_row + lane() / 4 + comptime!(8 * half as u32);
         if row < rows {
             let out = out + u64::cast_from(row * stride);

@@ -18,6 +18,7 @@ use marlin_kernels::pdl;
 pub fn source(
     head_dim: usize,
     page_size: Option<usize>,
+    has_sinks: bool,
     dtype: ActivationDtype,
     capability: u32,
 ) -> Result<KernelSource, CompilationError> {
@@ -48,6 +49,7 @@ pub fn source(
             buffer(),
             buffer(),
             optional(page_size.is_some()),
+            optional(has_sinks),
             buffer(),
             lengths,
             config,
@@ -65,6 +67,7 @@ pub fn source(
         buffer(),
         buffer(),
         optional(page_size.is_some()),
+        optional(has_sinks),
         buffer(),
         lengths,
         config,

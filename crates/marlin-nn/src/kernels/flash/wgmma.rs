@@ -49,6 +49,7 @@ pub(super) fn flash_wgmma<F: Float>(
     state: &[i32],
     tiles: &[i32],
     pages: ComptimeOption<&[i32]>,
+    sinks: ComptimeOption<&[F]>,
     out: &mut [F],
     lengths: FlashLengths,
     #[comptime] config: FlashConfig,
@@ -203,7 +204,9 @@ pub(super) fn flash_wgmma<F: Float>(
     let out = global_address_mut::<F>(out)
         + u64::cast_from(tile.first) * u64::cast_from(stride)
         + u64::cast_from(CUBE_POS_X * comptime!(config.head_bytes() as u32));
-    write(&sums, &softmax, out, warp_row, tile.count, stride, config);
+    write(
+        &sums, &softmax, &sinks, out, warp_row, tile.count, stride, config,
+    );
 }
 
 /// Starts the products of a warpgroup's queries with a stage of keys.

@@ -26,6 +26,8 @@ pub(super) struct AttentionTensors {
     pub sin: CubeTensor,
     /// The weights of the RMSNorms of query heads and of key heads.
     pub norms: [Option<CubeTensor>; 2],
+    /// The scores of heads without a position.
+    pub sinks: Option<CubeTensor>,
 }
 
 impl AttentionTensors {
@@ -97,6 +99,7 @@ impl AttentionTensors {
             keys: in_place(keys),
             values: in_place(values),
             pages: self.pages.clone().map(buffer),
+            sinks: self.sinks.clone().map(buffer),
             out: buffer(out.clone()),
         };
         flash::flash(client, shape, args)?;
@@ -129,6 +132,7 @@ impl AttentionTensors {
             sin: buffer(self.sin.clone()),
             q_norm,
             k_norm,
+            sinks: self.sinks.clone().map(buffer),
             out: buffer(out.clone()),
             partials: buffer(partials),
             arrival_counters: in_place(&arrival_counters),

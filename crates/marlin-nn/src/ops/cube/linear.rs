@@ -65,7 +65,7 @@ pub(super) fn norm_linear(
             bias,
             Epilogue::None,
         )?;
-        return Ok((CubeBackend::decode_silu_mul(out), sum));
+        return Ok((CubeBackend::decode_gated(out, epilogue), sum));
     }
     if plan.prologue != PrologueStage::InKernel {
         let (normalised, sum) = CubeBackend::decode_add_rms_norm(x, residual, norm, epsilon);
