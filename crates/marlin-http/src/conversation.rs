@@ -1,6 +1,7 @@
 //! From conversations of the APIs to the tokens of a prompt.
 
 use crate::error::ApiError;
+use crate::harmony::Adapted;
 use marlin_text::{ChatTemplate, Tokenizer};
 use openai_protocol::chat::{ChatMessage, MessageContent};
 use openai_protocol::common::{ContentPart, Tool};
@@ -49,6 +50,10 @@ impl Conversation {
     }
 
     fn render(mut self, template: &ChatTemplate) -> Result<String, ApiError> {
+        if template.is_harmony() {
+            let Adapted { messages, tools } = Adapted::new(self.messages, self.tools);
+            (self.messages, self.tools) = (messages, tools);
+        }
         if !self.tools.is_empty() {
             self.variables.insert("tools".into(), self.tools.into());
         }

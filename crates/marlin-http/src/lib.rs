@@ -24,6 +24,13 @@
 //! # }
 //! ```
 //!
+//! # The parts of an answer
+//!
+//! The chat template tells how a model marks its reasoning and its calls of tools: with
+//! [tags](reasoning), in one of the [formats of calls](tools::ToolFormat), or as messages of the
+//! [harmony](mod@harmony) format. All APIs have them apart from the content. The engine's tokenizer
+//! must show the markers, see [`shown_tokens`].
+//!
 //! # What is refused
 //!
 //! Nothing that changes an answer is ignored: a field that the server does not know, or that it or
@@ -56,6 +63,7 @@ mod completions;
 mod conversation;
 mod error;
 mod generate;
+pub mod harmony;
 mod logprobs;
 mod messages;
 mod models;
@@ -77,6 +85,7 @@ pub mod tools;
 
 pub use error::ApiError;
 pub use options::{ApiOptions, ServeOptions};
+pub use output::shown_tokens;
 pub use router::router;
 pub use serve::serve;
 pub use state::{ApiState, Model, OptionsError};

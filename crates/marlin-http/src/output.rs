@@ -1,8 +1,64 @@
 //! The parts of an answer: content, reasoning, and calls of tools.
 
+use crate::harmony::{self, HarmonyDelta, HarmonyParser};
 use crate::reasoning::{ReasoningDelta, ReasoningParser};
 use crate::tools::{ToolDelta, ToolFormat, ToolParser};
+use marlin_text::ChatTemplate;
 use uuid::Uuid;
+
+/// How a model marks the parts of its answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AnswerFormat {
+    /// Reasoning and calls have tags, each their own.
+    Tagged {
+        /// True if there is reasoning.
+        reasoning: bool,
+        /// How tools are called, if they are.
+        tools: Option<ToolFormat>,
+    },
+    /// Messages on channels.
+    Harmony,
+}
+
+impl AnswerFormat {
+    /// Returns the format that a chat template asks the model for.
+    pub fn of_template(template: &ChatTemplate) -> Self {
+        if template.is_harmony() {
+            return Self::Harmony;
+        }
+        Self::Tagged {
+            reasoning: ReasoningParser::is_in_template(template.text()),
+            tools: ToolFormat::of_template(template.text()),
+        }
+    }
+
+    /// Returns true if the format has calls of tools.
+    pub fn has_calls(self) -> bool {
+        match self {
+            Self::Tagged { tools, .. } => tools.is_some(),
+            Self::Harmony => true,
+        }
+    }
+}
+
+impl Default for AnswerFormat {
+    fn default() -> Self {
+        Self::Tagged {
+            reasoning: false,
+            tools: None,
+        }
+    }
+}
+
+/// Returns the texts of the special tokens that an answer to a conversation of this template must
+/// contain, since they mark its parts. The engine's tokenizer must be one that
+/// [shows](marlin_text::Tokenizer::showing) them.
+pub fn shown_tokens(template: &ChatTemplate) -> &'static [&'static str] {
+    match AnswerFormat::of_template(template) {
+        AnswerFormat::Tagged { tools, .. } => tools.map_or(&[], ToolFormat::markers),
+        AnswerFormat::Harmony => &harmony::MARKERS,
+    }
+}
 
 /// A part of an answer, in the order of the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,73 +94,120 @@ pub(crate) struct Call {
 /// How an answer is divided.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct OutputOptions {
-    /// True if the template marks reasoning.
+    pub format: AnswerFormat,
+    /// True if reasoning is told apart from content.
     pub reasoning: bool,
-    /// How the model calls tools, if it may.
-    pub tools: Option<ToolFormat>,
+    /// True if the model may call tools.
+    pub calls: bool,
     /// True to leave out all calls but the first.
     pub first_call_only: bool,
 }
 
 /// Divides the text of an answer.
 pub(crate) struct OutputParser {
-    reasoning: Option<ReasoningParser>,
-    tools: Option<ToolParser>,
-    first_call_only: bool,
+    parser: Parser,
+    options: OutputOptions,
+}
+
+enum Parser {
+    Tagged {
+        reasoning: Option<ReasoningParser>,
+        tools: Option<ToolParser>,
+    },
+    Harmony(Option<HarmonyParser>),
 }
 
 impl OutputParser {
     /// Starts at the beginning of the answer to `prompt`, the text that the template rendered.
     pub fn new(options: OutputOptions, prompt: &str) -> Self {
-        Self {
-            reasoning: options.reasoning.then(|| ReasoningParser::new(prompt)),
-            tools: options.tools.map(ToolParser::new),
-            first_call_only: options.first_call_only,
-        }
+        let parser = match options.format {
+            AnswerFormat::Tagged { reasoning, tools } => Parser::Tagged {
+                reasoning: (reasoning && options.reasoning).then(|| ReasoningParser::new(prompt)),
+                tools: tools.filter(|_| options.calls).map(ToolParser::new),
+            },
+            AnswerFormat::Harmony => {
+                Parser::Harmony(Some(HarmonyParser::new(prompt, options.calls)))
+            }
+        };
+        Self { parser, options }
     }
 
     /// Adds text.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
-        if self.reasoning.is_none() && self.tools.is_none() {
-            return match text {
-                "" => Vec::new(),
-                text => vec![Part::Content(text.into())],
-            };
+        let mut parts = Vec::new();
+        match &mut self.parser {
+            Parser::Harmony(parser) => {
+                let deltas = parser.as_mut().map(|parser| parser.push(text));
+                self.add_harmony(&mut parts, deltas.unwrap_or_default());
+            }
+            Parser::Tagged { reasoning, .. } => {
+                let deltas = match reasoning {
+                    Some(parser) => parser.push(text),
+                    None if text.is_empty() => Vec::new(),
+                    None => vec![ReasoningDelta::Content(text.into())],
+                };
+                self.add_tagged(&mut parts, deltas);
+            }
         }
-        let deltas = match &mut self.reasoning {
-            Some(parser) => parser.push(text),
-            None => vec![ReasoningDelta::Content(text.into())],
-        };
-        self.divide(deltas)
+        parts
     }
 
     /// Ends the answer.
     pub fn finish(&mut self) -> Vec<Part> {
-        let deltas = self.reasoning.take().map(ReasoningParser::finish);
-        let mut parts = self.divide(deltas.unwrap_or_default());
-        let deltas = self.tools.take().map(ToolParser::finish);
-        self.add(&mut parts, deltas.unwrap_or_default());
-        parts
-    }
-
-    fn divide(&mut self, deltas: Vec<ReasoningDelta>) -> Vec<Part> {
         let mut parts = Vec::new();
-        for delta in deltas {
-            match (delta, &mut self.tools) {
-                (ReasoningDelta::Reasoning(text), _) => parts.push(Part::Reasoning(text)),
-                (ReasoningDelta::Content(text), None) => parts.push(Part::Content(text)),
-                (ReasoningDelta::Content(text), Some(parser)) => {
-                    let deltas = parser.push(&text);
-                    self.add(&mut parts, deltas);
+        match &mut self.parser {
+            Parser::Harmony(parser) => {
+                let deltas = parser.take().map(HarmonyParser::finish);
+                self.add_harmony(&mut parts, deltas.unwrap_or_default());
+            }
+            Parser::Tagged { reasoning, .. } => {
+                let deltas = reasoning.take().map(ReasoningParser::finish);
+                self.add_tagged(&mut parts, deltas.unwrap_or_default());
+                if let Parser::Tagged { tools, .. } = &mut self.parser {
+                    let deltas = tools.take().map(ToolParser::finish);
+                    self.add(&mut parts, deltas.unwrap_or_default());
                 }
             }
         }
         parts
     }
 
+    /// Adds the parts of an answer with tags.
+    fn add_tagged(&mut self, parts: &mut Vec<Part>, deltas: Vec<ReasoningDelta>) {
+        for delta in deltas {
+            match (delta, &mut self.parser) {
+                (ReasoningDelta::Reasoning(text), _) => parts.push(Part::Reasoning(text)),
+                (
+                    ReasoningDelta::Content(text),
+                    Parser::Tagged {
+                        tools: Some(parser),
+                        ..
+                    },
+                ) => {
+                    let deltas = parser.push(&text);
+                    self.add(parts, deltas);
+                }
+                (ReasoningDelta::Content(text), _) => parts.push(Part::Content(text)),
+            }
+        }
+    }
+
+    /// Adds the parts of an answer with channels.
+    fn add_harmony(&self, parts: &mut Vec<Part>, deltas: Vec<HarmonyDelta>) {
+        for delta in deltas {
+            match delta {
+                HarmonyDelta::Reasoning(text) if self.options.reasoning => {
+                    parts.push(Part::Reasoning(text));
+                }
+                HarmonyDelta::Reasoning(text) => parts.push(Part::Content(text)),
+                HarmonyDelta::Answer(delta) => self.add(parts, vec![delta]),
+            }
+        }
+    }
+
     /// Adds the parts of an answer with calls.
     fn add(&self, parts: &mut Vec<Part>, deltas: Vec<ToolDelta>) {
-        let first_only = self.first_call_only;
+        let first_only = self.options.first_call_only;
         let deltas = deltas.into_iter().filter(|delta| {
             let (ToolDelta::Start { index, .. }
             | ToolDelta::Arguments { index, .. }

@@ -6,6 +6,7 @@ use crate::error::ApiError;
 use crate::generate::{Answers, Job, Prompt};
 use crate::logprobs::Vocabulary;
 use crate::options::ApiOptions;
+use crate::output::AnswerFormat;
 use crate::reasoning::ReasoningParser;
 use crate::status::Exposition;
 use crate::tools::ToolFormat;
@@ -85,8 +86,7 @@ struct Shared {
     exposition: Exposition,
     grammars: GrammarCompiler,
     vocabulary: OnceLock<Arc<Vocabulary>>,
-    tool_format: Option<ToolFormat>,
-    reasoning: bool,
+    format: AnswerFormat,
 }
 
 /// The texts of a model.
@@ -102,8 +102,9 @@ impl ApiState {
     /// `tokenizer` encodes prompts. It is not a clone of the engine's, but was opened again: calls
     /// of clones wait for each other, so that a long prompt would hold up the texts of all answers.
     /// The tokens that end a turn by the [template](ChatTemplate::stop_tokens) belong to the
-    /// [engine's](marlin_serve::server::ServerOptions::eos_tokens). Without a template,
-    /// conversations are lines that begin with `User:` and `Assistant:`.
+    /// [engine's](marlin_serve::server::ServerOptions::eos_tokens), and its tokenizer
+    /// [shows](Tokenizer::showing) the [tokens](crate::shown_tokens) that mark parts of an answer.
+    /// Without a template, conversations are lines that begin with `User:` and `Assistant:`.
     ///
     /// # Errors
     /// If an option cannot be used.
@@ -124,19 +125,24 @@ impl ApiState {
                 return Err(OptionsError::CorsOrigin { origin });
             }
         }
-        let of_template = template.as_ref().map(ChatTemplate::text);
+        let of_template = template.as_ref().map(AnswerFormat::of_template);
+        let format = match model.tool_format {
+            None => of_template.unwrap_or_default(),
+            tools => AnswerFormat::Tagged {
+                reasoning: (template.as_ref())
+                    .is_some_and(|template| ReasoningParser::is_in_template(template.text())),
+                tools,
+            },
+        };
         Ok(Self(Arc::new(Shared {
             exposition: Exposition::new(engine.clone(), &model.name),
-            tool_format: model
-                .tool_format
-                .or_else(|| ToolFormat::of_template(of_template?)),
             grammars: GrammarCompiler::new(
                 tokenizer.clone(),
                 engine.capabilities().vocab_size,
                 engine.options().eos_tokens.clone(),
                 CompilerOptions::default(),
             ),
-            reasoning: of_template.is_some_and(ReasoningParser::is_in_template),
+            format,
             text: Text {
                 tokenizer,
                 template,
@@ -191,9 +197,9 @@ impl ApiState {
         self.0.engine.max_len()
     }
 
-    /// True if the template marks reasoning.
-    pub(crate) fn reasoning(&self) -> bool {
-        self.0.reasoning
+    /// How the model marks the parts of its answers.
+    pub(crate) fn format(&self) -> AnswerFormat {
+        self.0.format
     }
 
     /// Refuses a model that is not served.
@@ -310,11 +316,6 @@ impl ApiState {
     /// Hands requests to the engine.
     pub(crate) fn generate(&self, job: Job) -> Result<Answers, ApiError> {
         job.submit(self)
-    }
-
-    /// How the model calls tools, if it does.
-    pub(crate) fn tool_format(&self) -> Option<ToolFormat> {
-        self.0.tool_format
     }
 
     /// Compiles the grammars of answers.

@@ -3,10 +3,12 @@
 use crate::conversation::Conversation;
 use crate::error::ApiError;
 use crate::generate::Prompt;
+use crate::harmony;
+use crate::output::AnswerFormat;
 use crate::reasoning::ReasoningParser;
 use crate::state::ApiState;
-use crate::tools::{ToolFormat, ToolSchema};
-use marlin_serve::grammar::{GrammarError, GrammarSource};
+use crate::tools::{ToolGrammarError, ToolSchema};
+use marlin_serve::grammar::{GrammarCompiler, GrammarError, GrammarSource};
 use marlin_serve::server::GenerationRequest;
 use openai_protocol::common::Function;
 use serde_json::Value;
@@ -29,6 +31,18 @@ pub(crate) struct ToolUse {
     pub forced: bool,
     /// True if several may be called.
     pub several: bool,
+}
+
+impl ToolUse {
+    /// Returns the tools that may be called.
+    fn schemas(&self) -> Vec<ToolSchema<'_>> {
+        let tools = self.callable.iter();
+        let schemas = tools.map(|tool| ToolSchema {
+            name: &tool.name,
+            parameters: Some(&tool.parameters).filter(|schema| **schema != empty()),
+        });
+        schemas.collect()
+    }
 }
 
 impl Structure {
@@ -57,98 +71,122 @@ pub(crate) fn definitions(tools: Option<&ToolUse>) -> Vec<Value> {
 }
 
 /// Encodes a conversation with the tools of a request, and [applies](apply) the form of the answer.
-/// Returns the prompt, and how calls of tools are found in the answer.
+/// Returns the prompt.
 pub(crate) async fn encode(
     state: &ApiState,
     request: &mut GenerationRequest,
     conversation: Conversation,
     structure: Option<Structure>,
     tools: Option<&ToolUse>,
-) -> Result<(Prompt, Option<ToolFormat>), ApiError> {
+) -> Result<Prompt, ApiError> {
     let conversation = Conversation {
         tools: definitions(tools),
         ..conversation
     };
     let prompt = state.encode(conversation).await?;
     state.add_plain_stop(request);
-    let format = apply(state, request, &prompt.text, structure, tools).await?;
-    Ok((prompt, format))
+    let format = state.format();
+    apply(state, request, format, &prompt.text, structure, tools).await?;
+    Ok(prompt)
 }
 
-/// Makes the engine keep to the form of an answer to `prompt`, after the reasoning if the prompt
-/// opens it. Returns how calls of tools are found in the answer, if the model may call any.
+/// Makes the engine keep to the form of an answer to `prompt`, after the reasoning that `format`
+/// has.
 pub(crate) async fn apply(
     state: &ApiState,
     request: &mut GenerationRequest,
+    format: AnswerFormat,
     prompt: &str,
     structure: Option<Structure>,
     tools: Option<&ToolUse>,
-) -> Result<Option<ToolFormat>, ApiError> {
-    let format = match tools {
-        None => None,
-        Some(_) => Some(state.tool_format().ok_or_else(|| {
-            ApiError::unsupported(
-                "tools",
-                "The model's chat template does not call tools in a form that this server reads.",
-            )
-        })?),
-    };
-    let forced = tools.zip(format).filter(|(tools, _)| tools.forced);
-    let structure = match forced {
-        Some((tools, format)) => Some(Structure {
-            grammar: calls(state, tools, format).await?,
-            param: "tool_choice",
-        }),
+) -> Result<(), ApiError> {
+    if tools.is_some() && !format.has_calls() {
+        return Err(no_calls());
+    }
+    let (form, param) = match (tools, structure) {
+        (Some(tools), _) if tools.forced => (Form::Calls(tools.clone()), "tool_choice"),
         // A model that may call a tool writes either that or the form.
-        None if structure.is_some() && format.is_some() => {
+        (Some(_), Some(_)) => {
             return Err(ApiError::unsupported(
                 "response_format",
                 "A form of the answer and tools that the model may or may not call exclude each \
                  other; set `tool_choice` to `none` or `required`.",
             ));
         }
-        None => structure,
+        (None, Some(Structure { grammar, param })) => (Form::Content(grammar), param),
+        (_, None) => return Ok(()),
     };
-    if let Some(Structure { grammar, param }) = structure {
-        if !state.engine().capabilities().masks {
-            return Err(ApiError::unsupported(
-                param,
-                "Structured output is not supported by this server's executor.",
-            ));
-        }
-        let (compiler, is_open) = (state.grammars().clone(), ReasoningParser::is_open(prompt));
-        let compile = move || {
-            if !is_open {
-                return compiler.compile(&grammar);
-            }
-            let end = ReasoningParser::CLOSING;
-            compiler.compile(&grammar.after_reasoning(end, compiler.token_id(end)?))
-        };
-        let compiled = state.blocking(move || Ok(compile())).await?;
-        request.grammar = Some(compiled.map_err(|error| refused(&error, param))?);
+    if !state.engine().capabilities().masks {
+        return Err(ApiError::unsupported(
+            param,
+            "Structured output is not supported by this server's executor.",
+        ));
     }
-    Ok(format)
+    let (compiler, prompt) = (state.grammars().clone(), prompt.to_string());
+    let compile = move || {
+        let grammar = form.grammar(format, &prompt, &compiler, param)?;
+        let compiled = compiler.compile(&grammar);
+        compiled.map_err(|error| refused(&error, param))
+    };
+    request.grammar = Some(state.blocking(compile).await?);
+    Ok(())
 }
 
-/// Returns the grammar of answers that call a tool.
-async fn calls(
-    state: &ApiState,
-    tools: &ToolUse,
-    format: ToolFormat,
-) -> Result<GrammarSource, ApiError> {
-    let (tools, compiler) = (tools.clone(), state.grammars().clone());
-    let grammar = state.blocking(move || {
-        let schemas: Vec<_> = (tools.callable.iter())
-            .map(|tool| ToolSchema {
-                name: &tool.name,
-                parameters: Some(&tool.parameters).filter(|schema| **schema != empty()),
-            })
-            .collect();
+/// The form of an answer.
+enum Form {
+    /// Content that follows a grammar.
+    Content(GrammarSource),
+    /// A call of a tool.
+    Calls(ToolUse),
+}
+
+impl Form {
+    /// Returns the grammar of an answer to `prompt`. `param` is the field that errors name.
+    fn grammar(
+        self,
+        format: AnswerFormat,
+        prompt: &str,
+        compiler: &GrammarCompiler,
+        param: &'static str,
+    ) -> Result<GrammarSource, ApiError> {
         let token_id = |text: &str| compiler.token_id(text).ok().flatten();
-        let grammar = format.grammar(&schemas, tools.several, token_id);
-        grammar.map_err(|error| ApiError::invalid("tools", error.to_string()))
-    });
-    Ok(GrammarSource::Lark(grammar.await?))
+        let grammar = match (self, format) {
+            (Self::Content(grammar), AnswerFormat::Harmony) => {
+                return Ok(harmony::final_grammar(prompt, &grammar, token_id));
+            }
+            (Self::Calls(tools), AnswerFormat::Harmony) => {
+                let grammar = harmony::calls_grammar(prompt, &tools.schemas(), token_id);
+                return grammar.map_err(|error| of_tools(&error));
+            }
+            (Self::Content(grammar), AnswerFormat::Tagged { .. }) => grammar,
+            (Self::Calls(tools), AnswerFormat::Tagged { tools: format, .. }) => {
+                let format = format.ok_or_else(no_calls)?;
+                let grammar = format.grammar(&tools.schemas(), tools.several, token_id);
+                GrammarSource::Lark(grammar.map_err(|error| of_tools(&error))?)
+            }
+        };
+        if !ReasoningParser::is_open(prompt) {
+            return Ok(grammar);
+        }
+        let end = ReasoningParser::CLOSING;
+        let token = compiler
+            .token_id(end)
+            .map_err(|error| refused(&error, param))?;
+        Ok(grammar.after_reasoning(end, token))
+    }
+}
+
+/// Returns the error for a model that calls no tools.
+fn no_calls() -> ApiError {
+    ApiError::unsupported(
+        "tools",
+        "The model's chat template does not call tools in a form that this server reads.",
+    )
+}
+
+/// Returns the error for tools without a grammar.
+fn of_tools(error: &ToolGrammarError) -> ApiError {
+    ApiError::invalid("tools", error.to_string())
 }
 
 /// The parameters of a tool without any.

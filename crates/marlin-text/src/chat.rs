@@ -187,13 +187,25 @@ impl ChatTemplate {
             })
     }
 
+    /// Returns true if the template is one of the harmony format, in which a message has a channel:
+    /// `<|channel|>final<|message|>`.
+    pub fn is_harmony(&self) -> bool {
+        ["<|channel|>", "<|message|>"]
+            .iter()
+            .all(|marker| self.text.contains(marker))
+    }
+
     /// Returns the tokens that end the model's turn: the tokenizer's `eos_token`, and the token
-    /// that [`end_of_turn`](Self::end_of_turn) finds.
+    /// that [`end_of_turn`](Self::end_of_turn) finds, or in the [harmony](Self::is_harmony) format
+    /// `<|return|>` and, where the model waits for a tool, `<|call|>`.
     pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let eos = self
-            .eos_token
-            .as_ref()
-            .and_then(|token| tokenizer.token_id(token).ok()?);
+        let token_id = |token: &str| tokenizer.token_id(token).ok()?;
+        let eos = self.eos_token.as_deref().and_then(token_id);
+        if self.is_harmony() {
+            // A template may write `<|end|>` after an answer, which also ends the reasoning.
+            let ends = ["<|return|>", "<|call|>"].into_iter().filter_map(token_id);
+            return eos.into_iter().chain(ends).collect();
+        }
         eos.into_iter().chain(self.end_of_turn(tokenizer)).collect()
     }
 

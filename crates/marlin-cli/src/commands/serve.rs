@@ -3,8 +3,7 @@
 use super::open_model;
 use crate::args::ServeArgs;
 use crate::error::CliError;
-use marlin_http::tools::ToolFormat;
-use marlin_http::{ApiOptions, ApiState, Model, ServeOptions, serve, tls_config};
+use marlin_http::{ApiOptions, ApiState, Model, ServeOptions, serve, shown_tokens, tls_config};
 use marlin_lm::{ChatTemplate, LanguageModel, Tokenizer};
 use marlin_serve::model::{self, ModelOptions};
 use marlin_serve::server::SamplingParams;
@@ -49,8 +48,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     options.compiled_marks = compiled_marks;
     if let Some(template) = &template {
         options.stop_tokens = template.stop_tokens(llama.tokenizer()?);
-        let format = ToolFormat::of_template(template.text());
-        options.shown_tokens = format.map_or(Vec::new(), |format| format.markers().to_vec());
+        options.shown_tokens = shown_tokens(template).to_vec();
     }
     let engine = model::start(&llama, &options)?;
 

@@ -57,7 +57,7 @@ impl ChatJob {
             priority: priority(&request.other)?,
         };
         let first_call_only = request.disables_parallel_tool_calls();
-        let reasoning = request.separate_reasoning && state.reasoning();
+        let reasoning = request.separate_reasoning;
         let mut engine_request = fields.request(state, client)?;
         let conversation = Conversation {
             variables: variables(&mut request),
@@ -65,7 +65,7 @@ impl ChatJob {
             messages: chat_messages(std::mem::take(&mut request.messages))?,
             ..Conversation::default()
         };
-        let (prompt, tools) = structure::encode(
+        let prompt = structure::encode(
             state,
             &mut engine_request,
             conversation,
@@ -79,8 +79,9 @@ impl ChatJob {
                 choices: request.n.unwrap_or(1) as usize,
                 request: engine_request,
                 output: OutputOptions {
+                    format: state.format(),
                     reasoning,
-                    tools,
+                    calls: tool_use.is_some(),
                     first_call_only,
                 },
             },

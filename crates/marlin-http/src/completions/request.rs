@@ -4,7 +4,7 @@ use crate::auth::Client;
 use crate::chat::priority;
 use crate::error::ApiError;
 use crate::generate::{Job, Prompt};
-use crate::output::OutputOptions;
+use crate::output::{AnswerFormat, OutputOptions};
 use crate::sampling::{Fields, StreamFields, refuse_if, refuse_unknown, stop};
 use crate::state::ApiState;
 use crate::structure::{self, Structure};
@@ -75,7 +75,10 @@ impl CompletionJob {
             priority: priority(&request.other)?,
         };
         let mut engine_request = fields.request(state, client)?;
-        structure::apply(state, &mut engine_request, "", form(&request)?, None).await?;
+        // The text of a prompt is not that of a template, so that its answer has no format.
+        let format = AnswerFormat::default();
+        let form = form(&request)?;
+        structure::apply(state, &mut engine_request, format, "", form, None).await?;
         let prompts = match tokens {
             Some(prompts) => state.decode(prompts, request.echo).await?,
             None => {

@@ -58,7 +58,7 @@ impl MessageJob {
             messages: conversation(request.system, request.messages)?,
             ..Conversation::default()
         };
-        let (prompt, tools) = structure::encode(
+        let prompt = structure::encode(
             state,
             &mut engine_request,
             conversation,
@@ -72,8 +72,9 @@ impl MessageJob {
                 choices: 1,
                 request: engine_request,
                 output: OutputOptions {
-                    reasoning: state.reasoning(),
-                    tools,
+                    format: state.format(),
+                    reasoning: true,
+                    calls: tool_use.is_some(),
                     first_call_only: (request.tool_choice.as_ref())
                         .is_some_and(ToolChoice::disables_parallel_tool_use),
                 },

@@ -53,7 +53,7 @@ impl ResponseJob {
             messages: conversation(request.instructions, request.input)?,
             ..Conversation::default()
         };
-        let (prompt, tools) = structure::encode(
+        let prompt = structure::encode(
             state,
             &mut engine_request,
             conversation,
@@ -67,8 +67,9 @@ impl ResponseJob {
                 choices: 1,
                 request: engine_request,
                 output: OutputOptions {
-                    reasoning: state.reasoning(),
-                    tools,
+                    format: state.format(),
+                    reasoning: true,
+                    calls: tool_use.is_some(),
                     first_call_only,
                 },
             },

@@ -4,13 +4,13 @@ use actson::feeder::PushJsonFeeder;
 use actson::{JsonEvent, JsonParser};
 
 /// A call is not an object of JSON with a name and an object of arguments.
-pub(super) struct Malformed;
+pub(crate) struct Malformed;
 
 /// The object of a call, `{"name": .., "arguments": {..}}`, or the arguments alone.
 ///
 /// `parameters` is the same as `arguments`, the order of the fields does not matter, and other
 /// fields are skipped.
-pub(super) struct CallObject {
+pub(crate) struct CallObject {
     json: JsonParser<PushJsonFeeder>,
     depth: usize,
     /// The depth of the object of arguments.

@@ -62,10 +62,7 @@ impl ToolFormat {
         if tools.is_empty() {
             return Err(ToolGrammarError::NoTools);
         }
-        let marker = |text: &str| match token_id(text) {
-            Some(id) => format!("<[{id}]>"),
-            None => literal(text),
-        };
+        let marker = |text: &str| marker(text, &token_id);
         let is_named = self == Self::Mistral && token_id("[ARGS]").is_some();
         let open = marker(self.markers()[0]);
         let start = match self {
@@ -112,7 +109,7 @@ impl ToolFormat {
 
 impl ToolSchema<'_> {
     /// Returns the name, which needs no escapes in JSON.
-    fn checked_name(&self) -> Result<&str, ToolGrammarError> {
+    pub(crate) fn checked_name(&self) -> Result<&str, ToolGrammarError> {
         let of_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         let is_name = (1..=64).contains(&self.name.len()) && self.name.chars().all(of_name);
         is_name
@@ -123,7 +120,7 @@ impl ToolSchema<'_> {
     }
 
     /// Returns the schema of the arguments, which are an object.
-    fn schema(&self) -> Result<Value, ToolGrammarError> {
+    pub(crate) fn schema(&self) -> Result<Value, ToolGrammarError> {
         let wrong = |found: String| ToolGrammarError::Parameters {
             name: self.name.into(),
             found,
@@ -147,7 +144,15 @@ impl ToolSchema<'_> {
     }
 }
 
+/// Returns a marker in Lark: its token, or its text if the vocabulary has no token for it.
+pub(crate) fn marker(text: &str, token_id: impl Fn(&str) -> Option<u32>) -> String {
+    match token_id(text) {
+        Some(id) => format!("<[{id}]>"),
+        None => literal(text),
+    }
+}
+
 /// Returns a text as a literal of Lark.
-fn literal(text: &str) -> String {
+pub(crate) fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }

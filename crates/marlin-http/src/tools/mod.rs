@@ -9,14 +9,16 @@
 //! [`ToolParser`] divides a text into content and calls while it is generated; [`collect`] does so
 //! for a whole text. [`ToolFormat::grammar`] is the grammar of an answer that calls a tool.
 //!
+//! gpt-oss models write calls in the messages of the [harmony](crate::harmony) format.
+//!
 //! White space directly before and after a call is dropped. A text that begins like a call and is
 //! none is content.
 
-mod call;
-mod grammar;
+pub(crate) mod call;
+pub(crate) mod grammar;
 mod parser;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use grammar::{ToolGrammarError, ToolSchema};
 pub use parser::ToolParser;

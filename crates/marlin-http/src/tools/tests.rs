@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-mod forced;
+pub(crate) mod forced;
 
 /// Returns the parts of an answer that comes in pieces, with neighbours of one kind joined.
 fn parsed<'a>(format: ToolFormat, pieces: impl IntoIterator<Item = &'a str>) -> Vec<ToolDelta> {

@@ -244,7 +244,7 @@ fn log_probabilities_come_with_the_bytes_of_tokens() {
 #[test]
 fn a_model_without_a_template_talks_in_lines() {
     let server = TestServer::with(TestOptions {
-        template: false,
+        template: None,
         ..TestOptions::default()
     });
     let request = say(" I am.\nUser: And", json!({}));

@@ -5,6 +5,7 @@ mod chat;
 mod completions;
 mod connections;
 mod form;
+mod harmony;
 mod hostile;
 mod messages;
 mod mutate;

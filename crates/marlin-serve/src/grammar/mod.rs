@@ -65,11 +65,7 @@ impl GrammarSource {
     /// of `end`, if the vocabulary [has one](GrammarCompiler::token_id).
     #[must_use]
     pub fn after_reasoning(&self, end: &str, token: Option<u32>) -> Self {
-        let answer = match self {
-            Self::JsonSchema(text) => format!("%json {text}"),
-            Self::Regex(text) => format!("/{}/", llguidance::regex_to_lark(text, "")),
-            Self::Lark(text) => format!("%lark {{\n{text}\n}}"),
-        };
+        let answer = self.lark_expression();
         let reasoning = match token {
             Some(id) => format!("reasoning: TEXT? <[{id}]>\nTEXT: /(?s:.+)/"),
             None => {
@@ -80,6 +76,15 @@ impl GrammarSource {
         Self::Lark(format!(
             "start: reasoning BREAK? answer\n{reasoning}\nBREAK: /\\n\\n?/\nanswer: {answer}\n"
         ))
+    }
+
+    /// Returns the grammar as an expression of Lark, which a rule of another grammar can hold.
+    pub fn lark_expression(&self) -> String {
+        match self {
+            Self::JsonSchema(text) => format!("%json {text}"),
+            Self::Regex(text) => format!("/{}/", llguidance::regex_to_lark(text, "")),
+            Self::Lark(text) => format!("%lark {{\n{text}\n}}"),
+        }
     }
 
     /// Returns the text.

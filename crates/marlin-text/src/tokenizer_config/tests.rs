@@ -99,6 +99,26 @@ fn an_added_token_after_an_answer_ends_the_turn() {
 }
 
 #[test]
+fn the_harmony_format_has_ends_of_its_own() {
+    let template = "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>\
+                    {{ m.content }}<|end|>{% endfor %}";
+    let names = ["start", "channel", "message", "end", "return", "call"];
+    let added: serde_json::Map<_, _> = (names.iter().zip(258..))
+        .map(|(name, id)| (format!("<|{name}|>"), json!(id)))
+        .collect();
+    for (eos, stops) in [("</s>", [257, 262, 263]), ("<|return|>", [262, 262, 263])] {
+        let files = json!({ "tokenizer_config.json": { "chat_template": template, "eos_token": eos }, "added_tokens.json": added });
+        let dir = folder(&json!([]), &files);
+        let template = ChatTemplate::open(dir.path()).unwrap().unwrap();
+        assert!(template.is_harmony());
+        assert_eq!(template.stop_tokens(&open(&dir).unwrap()), stops);
+    }
+    let other = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}";
+    let other = ChatTemplate::compile(other, "other".into(), Default::default());
+    assert!(!other.unwrap().is_harmony());
+}
+
+#[test]
 fn configs_that_hold_something_else_are_named() {
     let cases = [
         (

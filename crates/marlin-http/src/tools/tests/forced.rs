@@ -1,15 +1,15 @@
 //! Answers that follow the grammar of a format are calls for its parser.
 
-use marlin_serve::grammar::{CompilerOptions, GrammarCompiler, GrammarSource};
+use marlin_serve::grammar::{CompilerOptions, Grammar, GrammarCompiler, GrammarSource};
 use marlin_text::Tokenizer;
 
 use super::*;
 
 /// The token that ends a text.
-const END: u32 = 0;
+pub(crate) const END: u32 = 0;
 
 /// Returns a tokenizer with single bytes and these special tokens.
-fn tokenizer(special: &[&str]) -> Tokenizer {
+pub(crate) fn tokenizer(special: &[&str]) -> Tokenizer {
     let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
     let special = ["</s>"].iter().chain(special);
     let texts: Vec<String> = special
@@ -39,6 +39,24 @@ fn tokenizer(special: &[&str]) -> Tokenizer {
     let path = dir.path().join("tokenizer.json");
     std::fs::write(&path, json.to_string()).unwrap();
     Tokenizer::open(&path).unwrap()
+}
+
+/// Returns a random text that a grammar allows.
+pub(crate) fn written(grammar: &Grammar, tokenizer: &Tokenizer, rng: &mut StdRng) -> String {
+    let mut state = grammar.start();
+    let mut tokens = Vec::new();
+    while !state.is_stopped() {
+        let mask = state.mask().unwrap();
+        let allowed: Vec<u32> = (0..tokenizer.vocab_size() as u32)
+            .filter(|token| mask[*token as usize / 32] >> (token % 32) & 1 == 1)
+            .collect();
+        let token = allowed[rng.random_range(0..allowed.len())];
+        state.accept(token).unwrap();
+        tokens.push(token);
+        assert!(tokens.len() < 5000);
+    }
+    tokens.retain(|token| *token != END);
+    tokenizer.decode(&tokens).unwrap()
 }
 
 /// Random answers are generated under the grammar, with the markers as special tokens and without.
@@ -81,20 +99,7 @@ fn answers_under_a_grammar_are_calls() {
             let grammar = compiler.compile(&GrammarSource::Lark(text)).unwrap();
             let mut most = 0;
             for _ in 0..20 {
-                let mut state = grammar.start();
-                let mut tokens = Vec::new();
-                while !state.is_stopped() {
-                    let mask = state.mask().unwrap();
-                    let allowed: Vec<u32> = (0..size as u32)
-                        .filter(|token| mask[*token as usize / 32] >> (token % 32) & 1 == 1)
-                        .collect();
-                    let token = allowed[rng.random_range(0..allowed.len())];
-                    state.accept(token).unwrap();
-                    tokens.push(token);
-                    assert!(tokens.len() < 5000);
-                }
-                tokens.retain(|token| *token != END);
-                let text = tokenizer.decode(&tokens).unwrap();
+                let text = written(&grammar, &tokenizer, &mut rng);
                 let (content, calls) = collect(parsed(format, [text.as_str()]));
                 assert_eq!(content, "", "{text}");
                 assert!(calls.len() == 1 || (several && !calls.is_empty()), "{text}");

@@ -23,6 +23,20 @@ pub const TEMPLATE: &str = "\
 {%- if add_generation_prompt %}[assistant]{% if enable_thinking is defined and not enable_thinking %}<think></think>{% elif opens_reasoning %}<think>
 {% endif %}{% endif %}";
 
+/// A template like that of gpt-oss: messages on channels.
+pub const HARMONY: &str = "\
+<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>
+{%- if tools %}<|start|>developer<|message|>{% for tool in tools %}// {{ tool.function.description + '\n' }}type {{ tool.function.name }}{% endfor %}<|end|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{%- if message.thinking and message.tool_calls %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif %}
+{%- if message.tool_calls %}<|start|>assistant to=functions.{{ message.tool_calls[0].function.name }}<|channel|>commentary json<|message|>{{ message.tool_calls[0].function.arguments | tojson }}<|call|>
+{%- else %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>{% endif %}
+{%- elif message.role == 'tool' %}<|start|>functions to=assistant<|channel|>commentary<|message|>{{ message.content | tojson }}<|end|>
+{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}";
+
 /// The options of a [`TestServer`].
 pub struct TestOptions {
     pub api: ApiOptions,
@@ -30,8 +44,8 @@ pub struct TestOptions {
     pub scheduler: SchedulerConfig,
     /// The most events that wait for a reader.
     pub event_buffer: usize,
-    /// True for a chat template.
-    pub template: bool,
+    /// The chat template, if there is one.
+    pub template: Option<&'static str>,
     /// True if prompts can ask the model for faults.
     pub faults: bool,
 }
@@ -43,7 +57,7 @@ impl Default for TestOptions {
             serve: ServeOptions::default(),
             scheduler: SchedulerConfig::new(2048),
             event_buffer: 1024,
-            template: true,
+            template: Some(TEMPLATE),
             faults: true,
         }
     }
@@ -76,7 +90,7 @@ impl TestServer {
         let tokens = BTreeMap::from([("eos_token".to_string(), "</s>".to_string())]);
         let template = options
             .template
-            .then(|| ChatTemplate::compile(TEMPLATE, "test".into(), tokens).unwrap());
+            .map(|text| ChatTemplate::compile(text, "test".into(), tokens).unwrap());
         let mut model = Model::new("test/model");
         model.aliases.push("alias".into());
         let state = ApiState::new(engine.clone(), open(), template, model, options.api).unwrap();
