@@ -3,6 +3,7 @@
 use crate::chat::{PATH, body, say};
 use crate::support::client::{ask, post};
 use crate::support::server::{HARMONY, TestOptions, TestServer};
+use marlin_http::harmony::MARKERS;
 use serde_json::{Value, json};
 
 /// Reasoning, what is said before a call, and a call.
@@ -16,6 +17,7 @@ const FINAL: &str = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<
 fn server() -> TestServer {
     TestServer::with(TestOptions {
         template: Some(HARMONY),
+        special: &MARKERS,
         ..TestOptions::default()
     })
 }
@@ -47,11 +49,17 @@ fn chat_completions_have_reasoning_content_and_calls_apart() {
     let message = &ask(server.address, PATH, &say(FINAL, json!({})))["choices"][0]["message"];
     assert_eq!(message["reasoning_content"], "Hm.");
     assert_eq!(message["content"], "Yes.");
+    // The tokens of the ends are in no generation config.
+    let request = say(&format!("{FINAL} No."), json!({}));
+    let answer = ask(server.address, PATH, &request);
+    assert_eq!(answer["choices"][0]["message"]["content"], "Yes.");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     let fields = json!({ "separate_reasoning": false });
     let message = &ask(server.address, PATH, &say(FINAL, fields))["choices"][0]["message"];
     assert_eq!(message["content"], "Hm.Yes.");
 
-    let mut request = say(CALL, json!({ "tools": [chat_tool()] }));
+    let call = format!("{CALL} No.");
+    let mut request = say(&call, json!({ "tools": [chat_tool()] }));
     let answer = ask(server.address, PATH, &request);
     let choice = &answer["choices"][0];
     assert_eq!(choice["finish_reason"], "tool_calls");
@@ -222,13 +230,11 @@ fn the_effort_and_a_conversation_with_calls_reach_the_template() {
             "tools": [chat_tool()],
             "chat_template_kwargs": { "reasoning_effort": "high" },
         })),
-        "<|start|>system<|message|>Reasoning: high<|end|><|start|>developer<|message|>// \n\
-         type add<|end|><|start|>user<|message|>Add.<|end|><|start|>assistant<|channel|>analysis\
-         <|message|>Twice.<|end|><|start|>assistant to=functions.add<|channel|>commentary json\
-         <|message|>{\"a\": 1}<|call|><|start|>functions to=assistant<|channel|>commentary\
-         <|message|>\"2\"<|end|><|start|>assistant to=functions.add<|channel|>commentary json\
-         <|message|>{\"a\": 2}<|call|><|start|>functions to=assistant<|channel|>commentary\
-         <|message|>\"3\"<|end|><|start|>assistant"
+        // Special tokens have no text.
+        "systemReasoning: highdeveloper// \ntype adduserAdd.assistantanalysisTwice.\
+         assistant to=functions.addcommentary json{\"a\": 1}functions to=assistantcommentary\"2\"\
+         assistant to=functions.addcommentary json{\"a\": 2}functions to=assistantcommentary\"3\"\
+         assistant"
     );
     // The length of the prompt tells which effort is in it.
     let tokens = |path: &str, usage: &str, body: Value| {

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// The token that ends a sequence.
 pub const EOS: u32 = 257;
-/// The tokens of the vocabulary: the bytes, `<s>` and `</s>`.
+/// The tokens of the smallest vocabulary: the bytes, `<s>` and `</s>`.
 pub const VOCAB_SIZE: usize = 258;
 /// The most tokens of a sequence.
 pub const WINDOW: usize = 4096;
@@ -29,14 +29,17 @@ pub const SLOW_STEP: Duration = Duration::from_millis(5);
 
 pub struct PseudoModel {
     sequences: HashMap<RequestId, Sequence>,
+    vocab_size: usize,
     faults: bool,
 }
 
 impl PseudoModel {
-    /// Makes a model. Without `faults`, `\u{3}` to `\u{6}` are like other characters.
-    pub fn new(faults: bool) -> Self {
+    /// Makes a model with `vocab_size` tokens. Without `faults`, `\u{3}` to `\u{6}` are like other
+    /// characters.
+    pub fn new(vocab_size: usize, faults: bool) -> Self {
         Self {
             sequences: HashMap::new(),
+            vocab_size,
             faults,
         }
     }
@@ -48,7 +51,7 @@ struct Sequence {
     seed: Option<u64>,
     logprobs: Option<usize>,
     fault: Option<u8>,
-    script: Option<Vec<u8>>,
+    script: Option<Vec<u32>>,
 }
 
 /// A row of a step: its request, whether it samples, and what it may sample.
@@ -60,14 +63,11 @@ pub struct Row {
 
 impl Sequence {
     fn new(sequence: &NewSequence<'_>) -> Self {
-        let bytes: Vec<u8> = sequence.tokens[..sequence.prompt]
-            .iter()
-            .filter_map(|&token| u8::try_from(token).ok())
-            .collect();
-        let start = bytes.iter().rposition(|&byte| byte == 1);
+        let prompt = &sequence.tokens[..sequence.prompt];
+        let start = prompt.iter().rposition(|&token| token == 1);
         let script = start.map(|start| {
-            let rest = &bytes[start + 1..];
-            let end = rest.iter().position(|&byte| byte == 2);
+            let rest = &prompt[start + 1..];
+            let end = rest.iter().position(|&token| token == 2);
             rest[..end.unwrap_or(rest.len())].to_vec()
         });
         Self {
@@ -75,19 +75,22 @@ impl Sequence {
             prompt: sequence.prompt,
             seed: (sequence.params.temperature > 0.0).then_some(sequence.seed),
             logprobs: sequence.params.logprobs,
-            fault: bytes.into_iter().find(|byte| (3..=6).contains(byte)),
+            fault: prompt
+                .iter()
+                .find(|token| (3..=6).contains(*token))
+                .map(|&token| token as u8),
             script,
         }
     }
 
-    /// Returns the next token, among those that are allowed.
-    fn next(&self, allowed: Option<&[u32]>) -> u32 {
+    /// Returns the next token of `vocab_size`, among those that are allowed.
+    fn next(&self, allowed: Option<&[u32]>, vocab_size: usize) -> u32 {
         let written = self.tokens.len() - self.prompt;
         let may = |token: u32| {
             allowed.is_none_or(|words| words[token as usize / 32] >> (token % 32) & 1 == 1)
         };
         if let Some(script) = &self.script {
-            let token = script.get(written).map_or(EOS, |&byte| byte.into());
+            let token = script.get(written).copied().unwrap_or(EOS);
             if may(token) {
                 return token;
             }
@@ -102,7 +105,7 @@ impl Sequence {
         if may(EOS) {
             return EOS;
         }
-        let choices: Vec<u32> = (0..VOCAB_SIZE as u32).filter(|&token| may(token)).collect();
+        let choices: Vec<u32> = (0..vocab_size as u32).filter(|&token| may(token)).collect();
         let printable = choices.iter().filter(|token| (32..127).contains(*token));
         let choices = match printable.copied().collect::<Vec<_>>() {
             printable if printable.is_empty() => choices,
@@ -117,7 +120,7 @@ impl Executor for PseudoModel {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            vocab_size: VOCAB_SIZE,
+            vocab_size: self.vocab_size,
             max_len: WINDOW,
             penalties: true,
             logit_bias: false,
@@ -190,7 +193,7 @@ impl Executor for PseudoModel {
             if !row.samples {
                 return RowOutput::Computed;
             }
-            let token = sequence.next(row.allowed.as_deref());
+            let token = sequence.next(row.allowed.as_deref(), self.vocab_size);
             sequence.tokens.push(token);
             let logprobs = sequence.logprobs.map(|count| TokenLogprobs {
                 logprob: -0.5,

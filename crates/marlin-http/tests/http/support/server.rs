@@ -1,10 +1,11 @@
 //! A server of the pseudo-model on a loopback socket.
 
 use super::model::{EOS, PseudoModel, VOCAB_SIZE};
-use marlin_http::{ApiOptions, ApiState, Model, ServeOptions, serve};
+use marlin_http::{ApiOptions, ApiState, Model, ServeOptions, serve, shown_tokens};
 use marlin_serve::SchedulerConfig;
 use marlin_serve::server::{Server, ServerHandle, ServerOptions};
 use marlin_text::{ChatTemplate, Tokenizer};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
@@ -46,6 +47,8 @@ pub struct TestOptions {
     pub event_buffer: usize,
     /// The chat template, if there is one.
     pub template: Option<&'static str>,
+    /// The special tokens of the model after `</s>`.
+    pub special: &'static [&'static str],
     /// True if prompts can ask the model for faults.
     pub faults: bool,
 }
@@ -58,9 +61,23 @@ impl Default for TestOptions {
             scheduler: SchedulerConfig::new(2048),
             event_buffer: 1024,
             template: Some(TEMPLATE),
+            special: &[],
             faults: true,
         }
     }
+}
+
+/// Returns the tokenizer with further special tokens.
+fn tokenizer(special: &[&str]) -> String {
+    let mut json: Value = serde_json::from_str(TOKENIZER).unwrap();
+    let added = json["added_tokens"].as_array_mut().unwrap();
+    for (text, id) in special.iter().zip(VOCAB_SIZE..) {
+        let mut token = added[0].clone();
+        token["content"] = (*text).into();
+        token["id"] = id.into();
+        added.push(token);
+    }
+    json.to_string()
 }
 
 /// A server that ends when it is dropped.
@@ -80,17 +97,24 @@ impl TestServer {
     pub fn with(options: TestOptions) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokenizer.json");
-        std::fs::write(&path, TOKENIZER).unwrap();
-        let open = || Tokenizer::open(&path).unwrap().for_model(VOCAB_SIZE);
-        let mut server_options = ServerOptions::new(options.scheduler);
-        server_options.eos_tokens = vec![EOS];
-        server_options.event_buffer = options.event_buffer;
-        let engine =
-            Server::start(PseudoModel::new(options.faults), open(), server_options).unwrap();
+        std::fs::write(&path, tokenizer(options.special)).unwrap();
+        let vocab_size = VOCAB_SIZE + options.special.len();
+        let open = || Tokenizer::open(&path).unwrap().for_model(vocab_size);
         let tokens = BTreeMap::from([("eos_token".to_string(), "</s>".to_string())]);
         let template = options
             .template
             .map(|text| ChatTemplate::compile(text, "test".into(), tokens).unwrap());
+        let mut server_options = ServerOptions::new(options.scheduler);
+        server_options.eos_tokens = vec![EOS];
+        server_options.event_buffer = options.event_buffer;
+        let mut engine_tokenizer = open();
+        if let Some(template) = &template {
+            let stop_tokens = template.stop_tokens(&engine_tokenizer);
+            server_options.eos_tokens.extend(stop_tokens);
+            engine_tokenizer = engine_tokenizer.showing(shown_tokens(template)).unwrap();
+        }
+        let model = PseudoModel::new(vocab_size, options.faults);
+        let engine = Server::start(model, engine_tokenizer, server_options).unwrap();
         let mut model = Model::new("test/model");
         model.aliases.push("alias".into());
         let state = ApiState::new(engine.clone(), open(), template, model, options.api).unwrap();
