@@ -31,8 +31,8 @@ pub(crate) use conversation::Adapted;
 pub(crate) use grammar::{calls_grammar, final_grammar};
 pub use parser::{HarmonyDelta, HarmonyParser};
 
-/// The texts that divide an answer. They are special tokens, which decoding skips, but the text that
-/// a [`HarmonyParser`] is given must contain them: see [`shown_tokens`](crate::shown_tokens).
+/// The texts that divide an answer. They are special tokens, which decoding skips, but the text
+/// that a [`HarmonyParser`] is given must contain them: see [`shown_tokens`](crate::shown_tokens).
 pub const MARKERS: [&str; 7] = [
     START,
     CHANNEL,
