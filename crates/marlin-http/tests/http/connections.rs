@@ -25,7 +25,7 @@ fn request(prompt: &str, max_tokens: u32, stream: bool) -> Vec<u8> {
 }
 
 /// Waits until something is so.
-fn wait(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < Duration::from_secs(10), "{what}");

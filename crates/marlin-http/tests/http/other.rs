@@ -1,5 +1,6 @@
 //! The other routes, keys, and origins.
 
+use crate::connections::wait;
 use crate::support::client::{ask, get, post, send};
 use crate::support::server::{TestOptions, TestServer};
 use marlin_http::ApiOptions;
@@ -83,6 +84,10 @@ fn metrics_have_the_names_of_vllm() {
     let server = TestServer::start();
     let body = json!({ "model": "alias", "prompt": "Hello", "max_tokens": 7 });
     ask(server.address, "/v1/completions", &body);
+    // The engine publishes the counts of a step after its events.
+    wait("the request is counted", || {
+        server.engine.metrics().ended.length == 1
+    });
     let response = get(server.address, "/metrics");
     let kind = response.header("content-type").unwrap();
     assert!(kind.starts_with("application/openmetrics-text"), "{kind}");
