@@ -1,9 +1,10 @@
 //! The parts of an answer: content, reasoning, and calls of tools.
 
-use crate::harmony::{self, HarmonyDelta, HarmonyParser};
+use crate::harmony::{HarmonyDelta, HarmonyParser};
 use crate::reasoning::{ReasoningDelta, ReasoningParser};
 use crate::tools::{ToolDelta, ToolFormat, ToolParser};
 use marlin_text::ChatTemplate;
+use marlin_text::harmony::MARKERS;
 use uuid::Uuid;
 
 /// How a model marks the parts of its answers.
@@ -32,6 +33,18 @@ impl AnswerFormat {
         }
     }
 
+    /// Returns the format in which tools are called in this form, if there is one, instead.
+    pub fn calling(self, form: Option<ToolFormat>) -> Self {
+        match (self, form) {
+            (Self::Tagged { reasoning, .. }, Some(_)) => Self::Tagged {
+                reasoning,
+                tools: form,
+            },
+            // Channels are the only form of calls.
+            (Self::Harmony, _) | (Self::Tagged { .. }, None) => self,
+        }
+    }
+
     /// Returns true if the format has calls of tools.
     pub fn has_calls(self) -> bool {
         match self {
@@ -56,7 +69,7 @@ impl Default for AnswerFormat {
 pub fn shown_tokens(template: &ChatTemplate) -> &'static [&'static str] {
     match AnswerFormat::of_template(template) {
         AnswerFormat::Tagged { tools, .. } => tools.map_or(&[], ToolFormat::markers),
-        AnswerFormat::Harmony => &harmony::MARKERS,
+        AnswerFormat::Harmony => &MARKERS,
     }
 }
 

@@ -7,7 +7,6 @@ use crate::generate::{Answers, Job, Prompt};
 use crate::logprobs::Vocabulary;
 use crate::options::ApiOptions;
 use crate::output::AnswerFormat;
-use crate::reasoning::ReasoningParser;
 use crate::status::Exposition;
 use crate::tools::ToolFormat;
 use axum::http::HeaderValue;
@@ -30,7 +29,8 @@ pub struct Model {
     pub aliases: Vec<String>,
     /// How tokens are chosen where a request does not say, as the model's generation config says.
     pub sampling: SamplingParams,
-    /// How the model calls tools; by default what its chat template says.
+    /// How the model calls tools; by default what its chat template says. A template of the
+    /// [harmony](mod@crate::harmony) format has a form of its own, which stays.
     pub tool_format: Option<ToolFormat>,
 }
 
@@ -125,15 +125,8 @@ impl ApiState {
                 return Err(OptionsError::CorsOrigin { origin });
             }
         }
-        let of_template = template.as_ref().map(AnswerFormat::of_template);
-        let format = match model.tool_format {
-            None => of_template.unwrap_or_default(),
-            tools => AnswerFormat::Tagged {
-                reasoning: (template.as_ref())
-                    .is_some_and(|template| ReasoningParser::is_in_template(template.text())),
-                tools,
-            },
-        };
+        let format = template.as_ref().map(AnswerFormat::of_template);
+        let format = format.unwrap_or_default().calling(model.tool_format);
         Ok(Self(Arc::new(Shared {
             exposition: Exposition::new(engine.clone(), &model.name),
             grammars: GrammarCompiler::new(

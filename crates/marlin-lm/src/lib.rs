@@ -68,7 +68,7 @@ pub use marlin_quant::{LayerLoss, RowOrder};
 #[cfg(feature = "sandbox")]
 pub use marlin_text::init;
 pub use marlin_text::{
-    ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer,
+    ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, harmony,
 };
 pub use model::{KvCache, Model, Projection, ProjectionGroup};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};

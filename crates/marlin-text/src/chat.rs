@@ -13,6 +13,7 @@ use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_text};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::harmony::{CHANNEL, MESSAGE};
 use crate::tokenizer_config::{TokenizerConfig, optional_json};
 use crate::worker::{Request, Subject, Worker};
 use crate::{TextError, Tokenizer};
@@ -187,10 +188,10 @@ impl ChatTemplate {
             })
     }
 
-    /// Returns true if the template is one of the harmony format, in which a message has a channel:
-    /// `<|channel|>final<|message|>`.
+    /// Returns true if the template is one of the [harmony](crate::harmony) format, in which a
+    /// message has a channel: `<|channel|>final<|message|>`.
     pub fn is_harmony(&self) -> bool {
-        ["<|channel|>", "<|message|>"]
+        [CHANNEL, MESSAGE]
             .iter()
             .all(|marker| self.text.contains(marker))
     }

@@ -3,6 +3,7 @@
 //! - [`ChatTemplate`] renders a conversation to text in the form that a model was trained on.
 //! - [`Tokenizer`] encodes texts to tokens and decodes tokens to texts; [`TextStream`] decodes
 //!   token by token.
+//! - [`harmony`] divides the answers of gpt-oss models into reasoning and content.
 //!
 //! A template is a program, and a tokenizer is close to one: from an untrusted folder, either may
 //! run for very long, use all memory, or crash. They run in the program's own process, within these
@@ -48,6 +49,7 @@
 
 mod chat;
 mod error;
+pub mod harmony;
 mod stream;
 mod tokenizer;
 mod tokenizer_config;

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use marlin_lm::harmony::{MARKERS, Transcript};
 use marlin_lm::{
     ChatTemplate, Engine, LanguageModel, Message, ModelError, OpenOptions, RequestParams,
     StepOutput, TextStream,
@@ -46,20 +47,28 @@ fn run(args: &Args) -> Result<(), GenerateError> {
     // A Hugging Face folder has the model, its tokenizer and its generation_config. Quantised
     // weights stay quantised.
     let llama = LanguageModel::open(&args.model, &device, &OpenOptions::default())?;
-    let tokenizer = llama.tokenizer()?;
+    let mut tokenizer = llama.tokenizer()?.clone();
     let mut sampling = llama.generation.sampling;
     sampling.temperature = args.temperature.unwrap_or(sampling.temperature);
     let suppression = llama.generation.suppression.clone();
     let mut stop_tokens = llama.generation.eos_token_ids.clone();
 
     // The prompt is a text, or a conversation in the model's chat template.
+    let mut transcript = None;
     let prompt = if args.chat {
         let template =
             ChatTemplate::open(&args.model)?.ok_or_else(|| GenerateError::NoTemplate {
                 dir: args.model.clone(),
             })?;
-        stop_tokens.extend(template.stop_tokens(tokenizer));
-        tokenizer.encode_rendered(&template.render(&[Message::user(&args.prompt)], true)?)?
+        stop_tokens.extend(template.stop_tokens(&tokenizer));
+        let text = template.render(&[Message::user(&args.prompt)], true)?;
+        if template.is_harmony() {
+            // Special tokens, which decoding skips, divide the answers of gpt-oss models into
+            // reasoning and content.
+            tokenizer = tokenizer.showing(&MARKERS)?;
+            transcript = Some(Transcript::new(&text));
+        }
+        tokenizer.encode_rendered(&text)?
     } else {
         tokenizer.encode(&args.prompt)?
     };
@@ -83,7 +92,7 @@ fn run(args: &Args) -> Result<(), GenerateError> {
 
     // A token may be a part of a character, so the stream returns text once its characters are
     // complete. The answer of a chat does not continue the prompt's text.
-    let mut stream = TextStream::after(tokenizer, if args.chat { &[] } else { &prompt })?;
+    let mut stream = TextStream::after(&tokenizer, if args.chat { &[] } else { &prompt })?;
     let mut out = std::io::stdout().lock();
     if !args.chat {
         write!(out, "{}", args.prompt)?;
@@ -96,13 +105,21 @@ fn run(args: &Args) -> Result<(), GenerateError> {
             first.get_or_insert_with(|| start.elapsed());
             if let Some(token) = token {
                 tokens += 1;
-                write!(out, "{}", stream.push(token)?.unwrap_or_default())?;
+                let mut piece = stream.push(token)?.unwrap_or_default();
+                if let Some(transcript) = &mut transcript {
+                    piece = transcript.push(&piece);
+                }
+                write!(out, "{piece}")?;
                 out.flush()?;
             }
             end.transpose().map_err(ModelError::from)?;
         }
     }
-    writeln!(out, "{}", stream.finish()?.unwrap_or_default())?;
+    let mut rest = stream.finish()?.unwrap_or_default();
+    if let Some(mut transcript) = transcript {
+        rest = transcript.push(&rest) + &transcript.finish().rest;
+    }
+    writeln!(out, "{rest}")?;
 
     let first = first.unwrap_or_default();
     let rate = tokens.saturating_sub(1) as f64 / (start.elapsed() - first).as_secs_f64().max(1e-9);

@@ -87,6 +87,33 @@ fn chat_speaks_in_the_turns_of_the_models_template() {
 }
 
 #[test]
+fn the_reasoning_of_a_harmony_template_is_not_in_the_next_turn() {
+    // The model knows no channels: all that it writes is in the one that the template opens.
+    let template = "{% for message in messages %}// {{ message.role }}<|message|>\n{{ message.content }}\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|channel|>CHANNEL<|message|>{% endif %}";
+    for (channel, heading) in [("analysis", "[analysis]\n"), ("final", "")] {
+        let folder = Folder::shipped_with_template(&template.replace("CHANNEL", channel));
+        let run = run_with_input(&chat(&folder.source, &[]), b"let x = 1;\nlet y = 2;\n");
+        assert_eq!(run.code, Some(0), "{}", run.stderr);
+        let opening = format!("<|start|>assistant<|channel|>{channel}<|message|>");
+        let mut history = format!("// user<|message|>\nlet x = 1;\n{opening}");
+        let first = answer(&folder.source, &history);
+        let content = match channel {
+            "analysis" => "",
+            _ => &first,
+        };
+        history = history.replace(
+            &opening,
+            &format!(
+                "// assistant<|message|>\n{content}\n// user<|message|>\nlet y = 2;\n{opening}"
+            ),
+        );
+        let second = answer(&folder.source, &history);
+        let expected = format!("> {heading}{first}\n> {heading}{second}\n> ");
+        assert_eq!(run.stdout, expected);
+    }
+}
+
+#[test]
 fn a_template_that_refuses_a_conversation_says_why() {
     let folder = Folder::shipped_with_template(
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}x",

@@ -5,8 +5,8 @@
 use std::fmt::Write;
 
 use marlin_serve::grammar::GrammarSource;
+use marlin_text::harmony::{ASSISTANT, CHANNEL, CONSTRAIN, END, MESSAGE, START, continues_body};
 
-use super::{ASSISTANT, CHANNEL, CONSTRAIN, END, MESSAGE, START, continues_body};
 use crate::tools::grammar::{literal, marker};
 use crate::tools::{ToolGrammarError, ToolSchema};
 

@@ -3,7 +3,7 @@
 use crate::chat::{PATH, body, say};
 use crate::support::client::{ask, post};
 use crate::support::server::{HARMONY, TestOptions, TestServer};
-use marlin_http::harmony::MARKERS;
+use marlin_text::harmony::MARKERS;
 use serde_json::{Value, json};
 
 /// Reasoning, what is said before a call, and a call.
@@ -278,7 +278,6 @@ fn an_answer_continues_a_message() {
     ]);
     let request = json!({
         "model": "test/model", "messages": messages, "continue_final_message": true,
-
     });
     let message = &ask(server.address, PATH, &request)["choices"][0]["message"];
     assert_eq!(message["content"], " day.");

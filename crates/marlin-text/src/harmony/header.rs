@@ -1,5 +1,7 @@
 //! The header of a message.
 
+use super::MessageKind;
+
 /// The number of bytes of the longest header. A longer one is text without a header.
 const LONGEST: usize = 256;
 
@@ -17,13 +19,6 @@ pub(super) struct Header {
     has_role: bool,
     /// True if the last word is the type of the body, which is not used.
     has_type: bool,
-}
-
-/// What the body of a message is, unless it is a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Reasoning,
-    Content,
 }
 
 impl Header {
@@ -69,12 +64,12 @@ impl Header {
     }
 
     /// Returns what the body is, unless it is a call.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> MessageKind {
         let channel = self.channel.as_deref().unwrap_or_default();
         let name = channel.split_whitespace().find(|word| !is_recipient(word));
         match name {
-            Some("analysis") => Kind::Reasoning,
-            _ => Kind::Content,
+            Some("analysis") => MessageKind::Reasoning,
+            _ => MessageKind::Content,
         }
     }
 
@@ -85,8 +80,9 @@ impl Header {
         let recipient = self.recipient()?;
         let name = recipient.strip_prefix(FUNCTIONS);
         let is_speaker = matches!(recipient, "assistant" | "user" | "all");
-        let name =
-            name.or_else(|| (!is_speaker && self.kind() != Kind::Reasoning).then_some(recipient));
+        let name = name.or_else(|| {
+            (!is_speaker && self.kind() != MessageKind::Reasoning).then_some(recipient)
+        });
         name.filter(|name| !name.is_empty())
     }
 

@@ -1,10 +1,11 @@
 //! Answers that follow a grammar of the format.
 
 use marlin_serve::grammar::{CompilerOptions, Grammar, GrammarCompiler, GrammarSource};
+use marlin_text::harmony::MARKERS;
 use serde_json::{Value, json};
 
 use super::{PROMPT, THOUGHT, divided};
-use crate::harmony::{MARKERS, calls_grammar, final_grammar};
+use crate::harmony::{calls_grammar, final_grammar};
 use crate::tools::tests::forced::{END, tokenizer, written};
 use crate::tools::{ToolGrammarError, ToolSchema};
 
