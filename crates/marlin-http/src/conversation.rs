@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::harmony::Adapted;
+use crate::structure::NamedSchema;
 use marlin_text::{ChatTemplate, Tokenizer};
 use openai_protocol::chat::{ChatMessage, MessageContent};
 use openai_protocol::common::{ContentPart, Tool};
@@ -21,6 +22,8 @@ pub(crate) struct Conversation {
     pub messages: Vec<Value>,
     /// The tools that the model may call, in OpenAI's form.
     pub tools: Vec<Value>,
+    /// The JSON schema that the answer follows. Only the harmony format has a place for it.
+    pub schema: Option<NamedSchema>,
     /// Further variables of the template, such as `enable_thinking`.
     pub variables: Map<String, Value>,
     /// True if the answer continues the last message.
@@ -51,7 +54,8 @@ impl Conversation {
 
     fn render(mut self, template: &ChatTemplate) -> Result<String, ApiError> {
         if template.is_harmony() {
-            let Adapted { messages, tools } = Adapted::new(self.messages, self.tools);
+            let Adapted { messages, tools } =
+                Adapted::new(self.messages, self.tools, self.schema.as_ref());
             (self.messages, self.tools) = (messages, tools);
         }
         if !self.tools.is_empty() {

@@ -18,6 +18,37 @@ use serde_json::Value;
 pub(crate) struct Structure {
     pub grammar: GrammarSource,
     pub param: &'static str,
+    /// The JSON schema, if it is one.
+    pub schema: Option<NamedSchema>,
+}
+
+/// A JSON schema of answers, as a prompt can tell the model of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedSchema {
+    pub name: String,
+    pub description: Option<String>,
+    /// The schema itself.
+    pub text: String,
+}
+
+impl NamedSchema {
+    /// The name of a schema to which a request gives none.
+    const UNNAMED: &str = "response";
+
+    /// A schema without a name.
+    pub fn new(schema: &Value) -> Self {
+        Self {
+            name: Self::UNNAMED.into(),
+            description: None,
+            text: schema.to_string(),
+        }
+    }
+
+    /// Sets the name.
+    pub fn named(mut self, name: &str) -> Self {
+        self.name = name.into();
+        self
+    }
 }
 
 /// The tools that a model may call.
@@ -46,28 +77,47 @@ impl ToolUse {
 }
 
 impl Structure {
+    /// A grammar, of which the prompt does not tell.
+    pub fn new(grammar: GrammarSource, param: &'static str) -> Self {
+        Self {
+            grammar,
+            param,
+            schema: None,
+        }
+    }
+
     /// A JSON schema.
-    pub fn json_schema(schema: &Value, param: &'static str) -> Self {
-        let grammar = GrammarSource::JsonSchema(schema.to_string());
-        Self { grammar, param }
+    pub fn json_schema(schema: NamedSchema, param: &'static str) -> Self {
+        Self {
+            grammar: GrammarSource::JsonSchema(schema.text.clone()),
+            param,
+            schema: Some(schema),
+        }
     }
 
     /// Any object of JSON.
     pub fn json_object(param: &'static str) -> Self {
-        let grammar = GrammarSource::json_object();
-        Self { grammar, param }
+        Self::new(GrammarSource::json_object(), param)
     }
 
     /// Text that a regular expression matches.
     pub fn regex(regex: &str, param: &'static str) -> Self {
-        let grammar = GrammarSource::Regex(regex.into());
-        Self { grammar, param }
+        Self::new(GrammarSource::Regex(regex.into()), param)
     }
 }
 
 /// Returns the tools of a request in the form of templates.
 pub(crate) fn definitions(tools: Option<&ToolUse>) -> Vec<Value> {
     tools.map_or(Vec::new(), |tools| tools.definitions.clone())
+}
+
+/// Returns the schema that the prompt of a request tells of.
+pub(crate) fn told_schema(
+    structure: Option<&Structure>,
+    tools: Option<&ToolUse>,
+) -> Option<NamedSchema> {
+    // A call of a tool does not have the form of the answer.
+    structure.filter(|_| tools.is_none())?.schema.clone()
 }
 
 /// Encodes a conversation with the tools of a request, and [applies](apply) the form of the answer.
@@ -80,6 +130,7 @@ pub(crate) async fn encode(
     tools: Option<&ToolUse>,
 ) -> Result<Prompt, ApiError> {
     let conversation = Conversation {
+        schema: told_schema(structure.as_ref(), tools),
         tools: definitions(tools),
         ..conversation
     };
@@ -113,7 +164,7 @@ pub(crate) async fn apply(
                  other; set `tool_choice` to `none` or `required`.",
             ));
         }
-        (None, Some(Structure { grammar, param })) => (Form::Content(grammar), param),
+        (None, Some(Structure { grammar, param, .. })) => (Form::Content(grammar), param),
         (_, None) => return Ok(()),
     };
     if !state.engine().capabilities().masks {

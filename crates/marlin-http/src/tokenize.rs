@@ -76,7 +76,7 @@ pub(crate) async fn tokenize(
                 messages: chat_messages(messages)?,
                 tools: chat_tools(&request.tools)?,
                 variables: request.chat_template_kwargs,
-                continues: false,
+                ..Conversation::default()
             };
             state.encode(conversation).await?.tokens
         }

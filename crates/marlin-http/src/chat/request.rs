@@ -7,7 +7,7 @@ use crate::generate::Job;
 use crate::output::OutputOptions;
 use crate::sampling::{Fields, StreamFields, refuse_if, refuse_unknown, stop};
 use crate::state::ApiState;
-use crate::structure::{self, Structure, ToolUse};
+use crate::structure::{self, NamedSchema, Structure, ToolUse};
 use openai_protocol::chat::ChatCompletionRequest;
 use openai_protocol::common::{ResponseFormat, ToolChoice, ToolChoiceValue};
 use openai_protocol::validated::Normalizable;
@@ -188,7 +188,8 @@ fn structure(request: &ChatCompletionRequest) -> Result<Option<Structure>, ApiEr
         None | Some(ResponseFormat::Text) => None,
         Some(ResponseFormat::JsonObject) => Some(Structure::json_object(PARAM)),
         Some(ResponseFormat::JsonSchema { json_schema }) => {
-            Some(Structure::json_schema(&json_schema.schema, PARAM))
+            let schema = NamedSchema::new(&json_schema.schema).named(&json_schema.name);
+            Some(Structure::json_schema(schema, PARAM))
         }
     })
 }

@@ -175,8 +175,6 @@ fn form(request: &CompletionRequest) -> Result<Option<Structure>, ApiError> {
     let Some(schema) = &request.json_schema else {
         return Ok(None);
     };
-    Ok(Some(Structure {
-        grammar: GrammarSource::JsonSchema(schema.clone()),
-        param: "json_schema",
-    }))
+    let grammar = GrammarSource::JsonSchema(schema.clone());
+    Ok(Some(Structure::new(grammar, "json_schema")))
 }

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::structure::NamedSchema;
+
 /// A conversation in the form that the template of gpt-oss reads, which differs from that of other
 /// templates:
 ///
@@ -10,6 +12,9 @@ use serde_json::{Value, json};
 /// - Reasoning is in the field `thinking`. A message with a call has either that or content, and
 ///   both are reasoning; they are joined.
 /// - Every tool has a description, which may be empty.
+///
+/// The template has no variable for the schema of the answer. The format has it at the end of the
+/// instructions, which are the text of the system.
 #[derive(Debug)]
 pub(crate) struct Adapted {
     pub messages: Vec<Value>,
@@ -17,8 +22,9 @@ pub(crate) struct Adapted {
 }
 
 impl Adapted {
-    /// Adapts messages and tools in the form of other templates.
-    pub fn new(messages: Vec<Value>, mut tools: Vec<Value>) -> Self {
+    /// Adapts messages and tools in the form of other templates, for an answer that follows
+    /// `schema`.
+    pub fn new(messages: Vec<Value>, mut tools: Vec<Value>, schema: Option<&NamedSchema>) -> Self {
         for tool in &mut tools {
             if let Some(function) = tool["function"].as_object_mut()
                 && function.get("description").is_none_or(Value::is_null)
@@ -48,6 +54,7 @@ impl Adapted {
                 _ => adapted.push(message),
             }
         }
+        system.extend(schema.map(response_formats));
         if !system.is_empty() {
             let content = system.join("\n\n");
             adapted.insert(0, json!({ "role": "system", "content": content }));
@@ -57,6 +64,19 @@ impl Adapted {
             tools,
         }
     }
+}
+
+/// Returns the section of the instructions that tells of the schema of the answer.
+fn response_formats(schema: &NamedSchema) -> String {
+    let NamedSchema {
+        name,
+        description,
+        text,
+    } = schema;
+    let description: String = (description.iter().flat_map(|text| text.lines()))
+        .map(|line| format!("// {line}\n"))
+        .collect();
+    format!("# Response Formats\n\n## {name}\n\n{description}{text}")
 }
 
 /// Puts the reasoning of a message where the template reads it.

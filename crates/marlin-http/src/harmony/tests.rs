@@ -4,6 +4,7 @@ use rand::rngs::StdRng;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::structure::NamedSchema;
 use crate::tools::ToolDelta;
 
 mod forced;
@@ -345,7 +346,7 @@ fn conversations_have_the_form_that_the_template_reads() {
         json!({ "type": "function", "function": { "name": "f" } }),
         json!({ "type": "function", "function": { "name": "g", "description": "G." } }),
     ];
-    let adapted = Adapted::new(messages, tools);
+    let adapted = Adapted::new(messages, tools, None);
     let with = |id: &str| json!({ "role": "assistant", "content": "", "tool_calls": [call(id)] });
     let mut first = with("x");
     first["thinking"] = "r\n\nc".into();
@@ -366,4 +367,28 @@ fn conversations_have_the_form_that_the_template_reads() {
     let descriptions = adapted.tools.iter();
     let descriptions = descriptions.map(|tool| &tool["function"]["description"]);
     assert!(descriptions.eq(["", "G."]));
+}
+
+#[test]
+fn the_schema_of_the_answer_is_at_the_end_of_the_instructions() {
+    let user = json!({ "role": "user", "content": "u" });
+    let system = json!({ "role": "system", "content": "Be brief." });
+    let content = |messages: &[&Value], schema: &NamedSchema| {
+        let messages = messages.iter().copied().cloned().collect();
+        let adapted = Adapted::new(messages, Vec::new(), Some(schema));
+        assert_eq!(adapted.messages.len(), 2);
+        assert_eq!(adapted.messages[1], user);
+        adapted.messages[0]["content"].clone()
+    };
+    let mut schema = NamedSchema::new(&json!({ "type": "object" }));
+    assert_eq!(
+        content(&[&user], &schema),
+        "# Response Formats\n\n## response\n\n{\"type\":\"object\"}"
+    );
+    schema = schema.named("switch");
+    schema.description = Some("A switch.\nOn or off.".into());
+    assert_eq!(
+        content(&[&system, &user], &schema),
+        "Be brief.\n\n# Response Formats\n\n## switch\n\n// A switch.\n// On or off.\n{\"type\":\"object\"}"
+    );
 }

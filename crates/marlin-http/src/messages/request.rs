@@ -7,7 +7,7 @@ use crate::generate::Job;
 use crate::output::OutputOptions;
 use crate::sampling::{Fields, refuse_if, refuse_unknown};
 use crate::state::ApiState;
-use crate::structure::{self, Structure, ToolUse};
+use crate::structure::{self, NamedSchema, Structure, ToolUse};
 use openai_protocol::common::Function;
 use openai_protocol::messages::{
     CountMessageTokensRequest, CreateMessageRequest, CustomTool, InputContent, InputContentBlock,
@@ -93,7 +93,14 @@ pub(super) fn count_conversation(
     state.check_model(&request.model)?;
     refuse_unknown(&request.other, "", &[])?;
     let tools = tool_use(request.tools.as_deref(), request.tool_choice.as_ref())?;
+    let config = request.output_config.as_ref();
+    let format = config.and_then(|config| config.other.get("format"));
+    let structure = format
+        .filter(|format| !format.is_null())
+        .map(|format| of_format(format, "output_config.format"))
+        .transpose()?;
     Ok(Conversation {
+        schema: structure::told_schema(structure.as_ref(), tools.as_ref()),
         variables: variables(request.template_thinking(), request.reasoning_effort()),
         continues: request.continues_final_assistant(),
         tools: structure::definitions(tools.as_ref()),
@@ -125,10 +132,14 @@ fn form(request: &CreateMessageRequest) -> Result<Option<Structure>, ApiError> {
         "output_format" => request.other.get(param),
         _ => of_config.and_then(|config| config.other.get("format")),
     };
-    let format = format.unwrap_or(&Value::Null);
+    of_format(format.unwrap_or(&Value::Null), param).map(Some)
+}
+
+/// Returns the form of the answer that a format asks for. `param` is the field that has it.
+fn of_format(format: &Value, param: &'static str) -> Result<Structure, ApiError> {
     match (format["type"].as_str(), &format["schema"]) {
         (Some("json_schema"), schema @ Value::Object(_)) => {
-            Ok(Some(Structure::json_schema(schema, param)))
+            Ok(Structure::json_schema(NamedSchema::new(schema), param))
         }
         _ => Err(ApiError::invalid(
             param,

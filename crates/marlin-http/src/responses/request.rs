@@ -7,7 +7,7 @@ use crate::generate::Job;
 use crate::output::OutputOptions;
 use crate::sampling::{Fields, refuse_if, stop};
 use crate::state::ApiState;
-use crate::structure::{self, Structure, ToolUse};
+use crate::structure::{self, NamedSchema, Structure, ToolUse};
 use openai_protocol::chat::thinking_from_reasoning_effort;
 use openai_protocol::common::{Function, ToolReference};
 use openai_protocol::responses::{
@@ -122,7 +122,16 @@ fn form(request: &ResponsesRequest) -> Option<Structure> {
     match request.text.as_ref()?.format.as_ref()? {
         TextFormat::Text => None,
         TextFormat::JsonObject => Some(Structure::json_object(PARAM)),
-        TextFormat::JsonSchema { schema, .. } => Some(Structure::json_schema(schema, PARAM)),
+        TextFormat::JsonSchema {
+            name,
+            schema,
+            description,
+            ..
+        } => {
+            let mut schema = NamedSchema::new(schema).named(name);
+            schema.description = description.clone();
+            Some(Structure::json_schema(schema, PARAM))
+        }
     }
 }
 

@@ -270,6 +270,55 @@ fn the_effort_and_a_conversation_with_calls_reach_the_template() {
 }
 
 #[test]
+fn the_schema_of_the_answer_is_in_the_prompt() {
+    let server = server();
+    let tokens = |path: &str, usage: &str, body: Value| {
+        let answer = ask(server.address, path, &body);
+        answer["usage"][usage].as_u64().unwrap() as usize
+    };
+    let schema = json!({ "type": "boolean" });
+    // A byte is a token, and so is each of three markers of the message.
+    let added = |title: &str| {
+        format!("system# Response Formats\n\n## {title}\n{{\"type\":\"boolean\"}}").len() + 3
+    };
+
+    let chat = |fields: Value| tokens(PATH, "prompt_tokens", say("", fields));
+    let named = json!({ "name": "on", "schema": schema });
+    let format = json!({ "type": "json_schema", "json_schema": named });
+    let plain = chat(json!({ "response_format": { "type": "json_object" } }));
+    assert_eq!(plain, chat(json!({})));
+    let with_schema = chat(json!({ "response_format": format }));
+    assert_eq!(with_schema, plain + added("on\n"));
+    // A call of a tool does not follow the schema.
+    let tools = json!({ "tools": [chat_tool()], "tool_choice": "required" });
+    let mut both = tools.clone();
+    both["response_format"] = format;
+    assert_eq!(chat(both), chat(tools));
+
+    let response = |text: Value| {
+        let body = json!({ "model": "test/model", "input": "Hi.", "text": text });
+        tokens("/v1/responses", "input_tokens", body)
+    };
+    let format = json!({
+        "type": "json_schema", "name": "on", "schema": schema, "description": "On?",
+    });
+    let with_schema = response(json!({ "format": format }));
+    assert_eq!(with_schema, response(json!({})) + added("on\n\n// On?"));
+
+    let mut message = json!({
+        "model": "test/model", "max_tokens": 20,
+        "messages": [{ "role": "user", "content": "Hi." }],
+    });
+    let plain = tokens("/v1/messages", "input_tokens", message.clone());
+    message["output_config"] = json!({ "format": { "type": "json_schema", "schema": schema } });
+    let with_schema = tokens("/v1/messages", "input_tokens", message.clone());
+    assert_eq!(with_schema, plain + added("response\n"));
+    message.as_object_mut().unwrap().remove("max_tokens");
+    let count = ask(server.address, "/v1/messages/count_tokens", &message);
+    assert_eq!(count["input_tokens"], with_schema);
+}
+
+#[test]
 fn an_answer_continues_a_message() {
     let server = server();
     let messages = json!([
