@@ -3,8 +3,8 @@
 use super::{MessageDelta, MessageKind, MessageParser};
 
 /// Writes an answer as a text for people while it is generated: reasoning after a line
-/// `[analysis]`, and the content that follows it after a line `[final]`. An answer without reasoning
-/// is its content alone. An empty line divides messages.
+/// `[analysis]`, and the content that follows it after a line `[final]`. An answer without
+/// reasoning is its content alone. An empty line divides messages.
 #[derive(Debug)]
 pub struct Transcript {
     parser: MessageParser,
