@@ -168,8 +168,8 @@ fn read_words(bench: &Bench, handle: &Handle) -> Vec<u32> {
     words.map(|word| u32::from_le_bytes(*word)).collect()
 }
 
-/// Checks every tile with experts: gathered and sorted, with and without SwiGLU, with experts of
-/// no, one and many rows, K and N at the edges of tiles and chunks, on few blocks and on all.
+/// Checks every tile with experts: gathered and sorted, with every epilogue, with experts of no, one
+/// and many rows, K and N at the edges of tiles and chunks, on few blocks and on all.
 fn every_tile(bench: &Bench, spec: QuantSpec, seed: u64) {
     let router = router(9, 2, RouterScores::Softmax, true);
     let mut ran = 0;
@@ -178,12 +178,13 @@ fn every_tile(bench: &Bench, spec: QuantSpec, seed: u64) {
         (7, Spread::Random, [520, 768]),
         (45, Spread::Random, [264, 1536]),
         (70, Spread::First, [328, 328]),
+        (400, Spread::Random, [264, 512]),
     ] {
         let case = case(spec, [tokens, k, n]);
         let experts = Experts::random(case, router.experts, seed);
         let weight = experts.tensors();
         let logits = spread.logits(&router, tokens, seed);
-        for block_rows in [8, 16, 32] {
+        for block_rows in [8, 16, 32, 64, 128] {
             let host = HostRouting::new(&router, &logits, None, 1.0, block_rows);
             let routing = routed(
                 bench,

@@ -77,9 +77,11 @@ pub enum Subject {
         has_beside: bool,
         dtype: ActivationDtype,
     },
-    /// The rows of activations for weights of experts with act-order.
+    /// The rows of activations in the order of experts.
     Gather {
         of_tokens: bool,
+        /// True for weights with act-order.
+        permutes: bool,
         dtype: ActivationDtype,
     },
     /// The product of a router.
@@ -178,9 +180,11 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
             has_beside,
             dtype,
         } => experts::combine_source(top_k, 8, has_beside, dtype, capability)?,
-        Subject::Gather { of_tokens, dtype } => {
-            experts::gather_source(of_tokens, dtype, capability)?
-        }
+        Subject::Gather {
+            of_tokens,
+            permutes,
+            dtype,
+        } => experts::gather_source(of_tokens, permutes, dtype, capability)?,
         Subject::FewColumns { features, dtype } => {
             few_columns::source(features, dtype, capability)?
         }

@@ -198,7 +198,8 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     for message in early_loads(capability, code, |load| {
         tile.is_wgmma() && load.starts_with("UBLKCP")
             || config.rows == RowOrder::Sorted
-                && matches!(load, "LDG.E.STRONG.GPU" | "LDG.E.128.STRONG.GPU")
+                && load.starts_with("LDG.E")
+                && load.ends_with(".STRONG.GPU")
     }) {
         rule(false, message);
     }

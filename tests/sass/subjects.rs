@@ -140,10 +140,18 @@ fn experts() -> Vec<(String, Subject)> {
             },
         ));
     }
-    for (of_tokens, rows, dtype) in [(true, "tokens", F16), (false, "rows", BF16)] {
+    for (name, of_tokens, permutes, dtype) in [
+        ("act-order of tokens", true, true, F16),
+        ("act-order of rows", false, true, BF16),
+        ("rows of tokens", true, false, BF16),
+    ] {
         subjects.push((
-            format!("act-order of {rows} of experts {dtype}"),
-            Subject::Gather { of_tokens, dtype },
+            format!("{name} of experts {dtype}"),
+            Subject::Gather {
+                of_tokens,
+                permutes,
+                dtype,
+            },
         ));
     }
     for (features, dtype) in [(2048, BF16), (2880, BF16), (4096, F16)] {

@@ -3,7 +3,7 @@ use crate::pdl::{self, launch_dependents_and_wait};
 use crate::problem::{MAX_ELEMENTS, expect_at_most, expect_length};
 use crate::ptx::U4;
 use crate::tile::RowOrder;
-use crate::{ActivationDtype, KernelError, Target};
+use crate::{ActivationDtype, KernelError, Target, vector_size};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -14,15 +14,16 @@ pub(super) const UNITS: usize = 256;
 pub struct GatherOperands {
     /// The activations: [tokens, K] gathered, [rows, K] sorted.
     pub x: BufferArg,
-    /// The natural row index of each stored row of each expert's matrix [experts, K].
-    pub row_permutation: BufferArg,
+    /// The natural row index of each stored row of each expert's matrix [experts, K]; `None` for
+    /// features in their order.
+    pub row_permutation: Option<BufferArg>,
     /// The output [rows, K] in the order of experts.
     pub out: BufferArg,
 }
 
-/// Writes rows of `k` activations in the order of experts, each with its features in the order of
-/// the stored rows of its expert's matrix (act-order), for [`multiply`](super::multiply) with
-/// [`RowOrder::Sorted`].
+/// Writes rows of `k` activations in the order of experts, each with its features in their order or
+/// in that of the stored rows of its expert's matrix (act-order), for [`multiply`](super::multiply)
+/// with [`RowOrder::Sorted`].
 ///
 /// # Errors
 /// Returns an error for a buffer of the wrong length, and for more rows than a launch has blocks.
@@ -46,7 +47,9 @@ pub fn gather(
     };
     expect_length(&problem, "activations", rows * k, x.len())?;
     let stored = routing.router.experts * k;
-    expect_length(&problem, "row permutation", stored, row_permutation.len())?;
+    if let Some(permutation) = &row_permutation {
+        expect_length(&problem, "row permutation", stored, permutation.len())?;
+    }
     expect_length(&problem, "output", routing.rows() * k, out.len())?;
     let largest = stored.max(routing.rows().saturating_mul(k));
     expect_at_most(&problem, largest, MAX_ELEMENTS)?;
@@ -54,7 +57,12 @@ pub fn gather(
     if routing.rows() * k == 0 {
         return Ok(());
     }
-    let cubes = CubeCount::new_2d(k.div_ceil(UNITS) as u32, routing.most_blocks() as u32);
+    let width = match row_permutation {
+        Some(_) => 1,
+        None => vector_size(client, k, dtype),
+    };
+    let vectors = k / width;
+    let cubes = CubeCount::new_2d(vectors.div_ceil(UNITS) as u32, routing.most_blocks() as u32);
     // SAFETY: the lengths of the buffers were checked, the routing's tables have rows, tokens and
     // experts of the problem alone, and a permutation has rows of K alone.
     unsafe {
@@ -62,12 +70,13 @@ pub fn gather(
             client,
             cubes,
             CubeDim::new_1d(UNITS as u32),
+            width,
             x,
-            row_permutation,
+            row_permutation.into(),
             routing.blocks(),
             tokens.into(),
             out,
-            k as u32,
+            vectors as u32,
             pdl::is_supported(&Target::of(client)),
             dtype.elem(),
         );
@@ -76,28 +85,35 @@ pub fn gather(
     Ok(())
 }
 
-/// Writes the rows of a block, a unit for each feature.
+/// Writes the rows of a block, a unit for each vector of features, of which a row has `vectors`.
 #[cube(launch_unchecked)]
-pub(super) fn permuted_rows<F: Float>(
-    x: &[F],
-    row_permutation: &[u32],
+pub(super) fn permuted_rows<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    row_permutation: ComptimeOption<&[u32]>,
     row_blocks: &[U4],
     tokens: ComptimeOption<&[u32]>,
-    out: &mut [F],
-    k: u32,
+    out: &mut [Vector<F, N>],
+    vectors: u32,
     #[comptime] uses_pdl: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     launch_dependents_and_wait(uses_pdl);
-    let feature = CUBE_POS_X * comptime!(UNITS as u32) + UNIT_POS_X;
+    let place = CUBE_POS_X * comptime!(UNITS as u32) + UNIT_POS_X;
     let blocks = row_blocks[0].extract(0usize);
-    if CUBE_POS_Y < blocks && feature < k {
+    if CUBE_POS_Y < blocks && place < vectors {
         let block = row_blocks[(1 + CUBE_POS_Y) as usize];
-        // A record may hold any numbers.
-        let source = min(
-            row_permutation[(block.extract(0usize) * k + feature) as usize],
-            k - 1,
-        );
+        let mut source = place;
+        #[comptime]
+        match row_permutation {
+            // A record may hold any numbers.
+            ComptimeOption::Some(permutation) => {
+                source = min(
+                    permutation[(block.extract(0usize) * vectors + place) as usize],
+                    vectors - 1,
+                );
+            }
+            ComptimeOption::None => {}
+        }
         let first = block.extract(1usize);
         for row in first..first + block.extract(2usize) {
             let mut from = row;
@@ -106,7 +122,7 @@ pub(super) fn permuted_rows<F: Float>(
                 ComptimeOption::Some(tokens) => from = tokens[row as usize],
                 ComptimeOption::None => {}
             }
-            out[(row * k + feature) as usize] = x[(from * k + source) as usize];
+            out[(row * vectors + place) as usize] = x[(from * vectors + source) as usize];
         }
     }
 }

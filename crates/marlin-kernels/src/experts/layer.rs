@@ -1,12 +1,8 @@
-use super::{
-    ExpertOperands, GatherOperands, LayerPlan, RouteOperands, Router, Routing, combine, gather,
-    multiply, route,
-};
-use crate::tile::{Launch, RowOrder};
+use super::{ExpertOperands, LayerPlan, RouteOperands, Router, combine, multiply, route};
+use crate::tile::RowOrder;
 use crate::{KernelError, QuantProblem, WeightBuffers};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_format::WeightDescriptor;
 
 /// Operands of [`layer`]. All are contiguous, at addresses that are multiples of 16.
 pub struct LayerOperands {
@@ -29,7 +25,7 @@ pub struct LayerOperands {
 
 /// Computes a layer of experts with SwiGLU from its router's logits: the weighted sum of the
 /// outputs of each token's experts. The problems' M is the number of rows, tokens x `top_k`; the
-/// epilogue of the first is SwiGLU. Rows of weights with act-order are permuted by [`gather`].
+/// epilogue of the first is a SwiGLU.
 ///
 /// # Errors
 /// The errors of [`route`], [`multiply`] and [`combine`].
@@ -85,65 +81,7 @@ pub fn layer(
             bias,
             out,
         };
-        multiply_permuted(client, problem, order, launch, &routing, operands)?;
+        multiply(client, problem, order, launch, &routing, operands)?;
     }
     combine(client, &routing, down.n(), dtype, rows(), None, out)
-}
-
-/// Multiplies like [`multiply`], also by weights with act-order.
-fn multiply_permuted(
-    client: &Client,
-    problem: &QuantProblem,
-    order: RowOrder,
-    launch: &Launch,
-    routing: &Routing,
-    operands: ExpertOperands,
-) -> Result<(), KernelError> {
-    let ExpertOperands {
-        x,
-        mut weight,
-        bias,
-        out,
-    } = operands;
-    let Some(row_permutation) = weight.row_permutation.take() else {
-        let operands = ExpertOperands {
-            x,
-            weight,
-            bias,
-            out,
-        };
-        return multiply(client, problem, order, launch, routing, operands);
-    };
-    let (k, dtype) = (problem.k(), problem.activations);
-    let elements = routing.rows() * k;
-    let permuted = client.empty(elements.max(1) * dtype.elem().size());
-    // SAFETY: the buffer was allocated with these elements.
-    let permuted = || unsafe { BufferArg::from_raw_parts(permuted.clone(), elements) };
-    let gathered = GatherOperands {
-        x,
-        row_permutation,
-        out: permuted(),
-    };
-    gather(client, routing, order, k, dtype, gathered)?;
-    let in_order = QuantProblem {
-        weight: WeightDescriptor {
-            format: problem.weight.format.with_permutation(false),
-            ..problem.weight
-        },
-        ..*problem
-    };
-    let operands = ExpertOperands {
-        x: permuted(),
-        weight,
-        bias,
-        out,
-    };
-    multiply(
-        client,
-        &in_order,
-        RowOrder::Sorted,
-        launch,
-        routing,
-        operands,
-    )
 }

@@ -1,6 +1,7 @@
 use super::plan::of_problem;
-use super::{Router, Routing};
-use crate::matmul::mma_sync;
+use super::{GatherOperands, Router, Routing, gather};
+use crate::launch::swizzled_map;
+use crate::matmul::{mma_sync, wgmma};
 use crate::problem::{expect_at_most, expect_length};
 use crate::tile::candidates::takes_experts;
 use crate::tile::operands::{expect_dtypes, expect_epilogue};
@@ -13,7 +14,7 @@ use crate::{
 };
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_format::Sparsity;
+use marlin_format::{Sparsity, WeightDescriptor};
 use std::sync::atomic::Ordering;
 
 /// Operands of [`multiply`]. All are contiguous, at addresses that are multiples of 16.
@@ -33,11 +34,74 @@ pub struct ExpertOperands {
 /// (M = tokens x `top_k`) and the weight with its experts; the tile of `launch` has as many rows as
 /// the routing's blocks.
 ///
+/// Rows of tokens are gathered by a kernel of their own ([`gather`]) for a tile of `wgmma`, and rows
+/// of either order for a weight with act-order.
+///
 /// # Errors
 /// Returns an error for a buffer of the wrong length, a routing of another number of rows, experts
-/// or rows of a block, f32 activations, scales in another dtype than the activations, a 2:4 weight
-/// or one with act-order, a K that is not a multiple of 8, and a device that is no NVIDIA card.
+/// or rows of a block, f32 activations, scales in another dtype than the activations, a 2:4 weight,
+/// a K that is not a multiple of 8, and a device that is no NVIDIA card.
 pub fn multiply(
+    client: &Client,
+    problem: &QuantProblem,
+    order: RowOrder,
+    launch: &Launch,
+    routing: &Routing,
+    operands: ExpertOperands,
+) -> Result<(), KernelError> {
+    let ExpertOperands {
+        x,
+        mut weight,
+        bias,
+        out,
+    } = operands;
+    let row_permutation = weight.row_permutation.take();
+    let is_gathered = order == RowOrder::Gathered && launch.tile.is_wgmma();
+    if row_permutation.is_none() && !is_gathered {
+        let operands = ExpertOperands {
+            x,
+            weight,
+            bias,
+            out,
+        };
+        return multiply_in_place(client, problem, order, launch, routing, operands);
+    }
+    let (k, dtype) = (problem.k(), problem.activations);
+    let elements = routing.rows() * k;
+    let sorted = client.empty(elements.max(1) * dtype.elem().size());
+    // SAFETY: the buffer was allocated with these elements.
+    let sorted = || unsafe { BufferArg::from_raw_parts(sorted.clone(), elements) };
+    let gathered = GatherOperands {
+        x,
+        row_permutation,
+        out: sorted(),
+    };
+    gather(client, routing, order, k, dtype, gathered)?;
+    let in_order = QuantProblem {
+        weight: WeightDescriptor {
+            format: problem.weight.format.with_permutation(false),
+            ..problem.weight
+        },
+        ..*problem
+    };
+    let operands = ExpertOperands {
+        x: sorted(),
+        weight,
+        bias,
+        out,
+    };
+    multiply_in_place(
+        client,
+        &in_order,
+        RowOrder::Sorted,
+        launch,
+        routing,
+        operands,
+    )
+}
+
+/// Multiplies rows where they are, by a weight without act-order.
+fn multiply_in_place(
     client: &Client,
     problem: &QuantProblem,
     order: RowOrder,
@@ -72,35 +136,66 @@ pub fn multiply(
     // A kernel with sorted rows reads the routing before it waits for the kernel before it.
     let overlaps = order == RowOrder::Gathered || routing.is_complete.load(Ordering::Relaxed);
     let uses_pdl = overlaps && pdl::is_supported_by(card.capability);
-    // SAFETY: the buffers' lengths were checked against the lengths from which the kernel derives
-    // its addresses, the routing's tables have rows, tokens and experts of the problem alone, and
+    let (blocks, threads) = (
+        CubeCount::new_1d(launch.blocks as u32),
+        CubeDim::new_1d(config.block_threads() as u32),
+    );
+    // SAFETY: the buffers' lengths were checked against the lengths from which the kernels derive
+    // their addresses, the routing's tables have rows, tokens and experts of the problem alone, and
     // the workspace has room for `blocks` parts of tiles.
     unsafe {
-        mma_sync::matmul::launch_unchecked(
-            client,
-            CubeCount::new_1d(launch.blocks as u32),
-            CubeDim::new_1d(config.block_threads() as u32),
-            x,
-            weight.qweight,
-            None.into(),
-            weight.scales,
-            weight.zero_points.into(),
-            None.into(),
-            bias.into(),
-            Some(routing.blocks()).into(),
-            tokens.into(),
-            out,
-            workspace,
-            sizes(problem, order, launch),
-            config,
-            uses_pdl,
-            problem.activations.elem(),
-        );
+        if launch.tile.is_wgmma() {
+            let lengths = [problem.m, problem.k()];
+            let map = swizzled_map(x, lengths, launch.tile.rows(), problem.activations);
+            wgmma::matmul::launch_unchecked(
+                client,
+                blocks,
+                threads,
+                map.ok_or_else(|| KernelError::Alias {
+                    operand: "activations",
+                    problem: problem.to_string(),
+                })?,
+                weight.qweight,
+                None.into(),
+                weight.scales,
+                weight.zero_points.into(),
+                None.into(),
+                bias.into(),
+                Some(routing.blocks()).into(),
+                out,
+                workspace,
+                sizes(problem, order, launch),
+                config,
+                problem.activations.elem(),
+            );
+        } else {
+            mma_sync::matmul::launch_unchecked(
+                client,
+                blocks,
+                threads,
+                x,
+                weight.qweight,
+                None.into(),
+                weight.scales,
+                weight.zero_points.into(),
+                None.into(),
+                bias.into(),
+                Some(routing.blocks()).into(),
+                tokens.into(),
+                out,
+                workspace,
+                sizes(problem, order, launch),
+                config,
+                uses_pdl,
+                problem.activations.elem(),
+            );
+        }
     }
     if uses_pdl {
         pdl::make_edge_programmatic(client);
     }
-    if order == RowOrder::Gathered {
+    // This kernel began after the routing, so the next one may read it early.
+    if order == RowOrder::Gathered || !uses_pdl {
         routing.is_complete.store(true, Ordering::Relaxed);
     }
     Ok(())
@@ -135,7 +230,7 @@ fn expect_problem(
     if row_length(problem.k()) != problem.k() || problem.prologue != Prologue::None {
         return refuse("with experts K is a multiple of 8, and no norm is before the product");
     }
-    if !takes_experts(&launch.tile)
+    if !takes_experts(&launch.tile, order)
         || launch.tile.rows() != routing.block_rows
         || launch.blocks == 0
     {

@@ -2,7 +2,7 @@ use crate::device::MIN_CAPABILITY;
 use crate::tile::candidates::Format;
 use crate::tile::cost::{Work, estimate_of, format};
 use crate::tile::operands::expect_dtypes;
-use crate::tile::rows::{MAX_EXPERT_ROWS, RowOrder};
+use crate::tile::rows::RowOrder;
 use crate::tile::{self, Launch, row_length};
 use crate::{Card, QuantProblem};
 use marlin_format::Sparsity;
@@ -42,38 +42,61 @@ pub fn plan(
                     row_blocks,
                     ..Work::new(problem, &launch.tile)
                 };
-                (estimate_of(problem, &launch.tile, card, &work), launch)
+                let gathers = rows == RowOrder::Gathered && launch.tile.is_wgmma();
+                let before = if gathers {
+                    gather_microseconds(problem)
+                } else {
+                    0.0
+                };
+                (
+                    before + estimate_of(problem, &launch.tile, card, &work),
+                    launch,
+                )
             });
         estimated.min_by(|(a, _), (b, _)| a.total_cmp(b))
     };
-    let plans = [8, 16, MAX_EXPERT_ROWS]
-        .into_iter()
-        .filter_map(|block_rows| {
-            let blocks = expected_row_blocks(tokens, top_k, gate_up.weight.experts, block_rows);
-            let blocks = blocks.ceil() as usize;
-            let (first, gate_up) = fastest(gate_up, RowOrder::Gathered, block_rows, blocks)?;
-            let (second, down) = fastest(down, RowOrder::Sorted, block_rows, blocks)?;
-            let plan = LayerPlan {
-                block_rows,
-                gate_up,
-                down,
-            };
-            Some((first + second, plan))
-        });
+    let plans = BLOCK_ROWS.into_iter().filter_map(|block_rows| {
+        let blocks = expected_row_blocks(tokens, top_k, gate_up.weight.experts, block_rows);
+        let blocks = blocks.ceil() as usize;
+        let (first, gate_up) = fastest(gate_up, RowOrder::Gathered, block_rows, blocks)?;
+        let (second, down) = fastest(down, RowOrder::Sorted, block_rows, blocks)?;
+        let plan = LayerPlan {
+            block_rows,
+            gate_up,
+            down,
+        };
+        Some((first + second, plan))
+    });
     plans
         .min_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, plan)| plan)
 }
 
-/// Returns every launch of a problem with experts: tiles of `mma.sync` of up to 32 rows. The work
-/// is known on the device only, so all multiprocessors take part.
+/// The numbers of rows of a block: those of the tiles.
+const BLOCK_ROWS: [usize; 5] = [8, 16, 32, 64, 128];
+
+/// The microseconds in which a kernel gathers the rows of a problem: of every launch, and of each
+/// value that it reads and writes at about 2 TB/s.
+fn gather_microseconds(problem: &QuantProblem) -> f64 {
+    2.0 + 2e-6 * (problem.m * problem.k()) as f64
+}
+
+/// Returns every launch of a problem with experts: tiles of `mma.sync` of up to 32 rows, and tiles
+/// of `wgmma`, for which rows of tokens are gathered by a kernel of their own. The work is known on
+/// the device only, so all multiprocessors take part.
 pub fn launches(problem: &QuantProblem, rows: RowOrder, card: &Card) -> Vec<Launch> {
     if card.capability < MIN_CAPABILITY {
         return Vec::new();
     }
-    of_problem(problem, rows)
-        .configs(card.capability, card.shared_limit)
-        .map(|config| config.tile)
+    let tiles = |rows| {
+        of_problem(problem, rows)
+            .configs(card.capability, card.shared_limit)
+            .map(|config| config.tile)
+    };
+    let gathered =
+        tiles(RowOrder::Sorted).filter(move |tile| rows == RowOrder::Gathered && tile.is_wgmma());
+    tiles(rows)
+        .chain(gathered)
         .filter(|tile| problem.divides_into(tile.columns()))
         .map(|tile| Launch {
             tile,
@@ -137,8 +160,8 @@ mod tests {
 
     #[test]
     fn tiles_have_more_rows_with_more_tokens() {
-        for card in [H100, RTX_4090] {
-            for (tokens, rows) in [(1, 8), (16, 8), (4096, 32)] {
+        for (card, most) in [(H100, 128), (RTX_4090, 32)] {
+            for (tokens, rows) in [(1, 8), (16, 8), (4096, most)] {
                 let [gate_up, down] = layer(tokens);
                 let plan = plan(&gate_up, &down, tokens, &card);
                 let found = plan.map(|plan| {

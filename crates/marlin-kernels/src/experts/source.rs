@@ -145,12 +145,13 @@ pub fn combine_source(
 }
 
 /// Returns the CUDA text of [`gather`](super::gather) on a card of compute capability `capability`,
-/// of rows of tokens or of rows in the order of experts.
+/// of rows of tokens or of rows in the order of experts, for a weight with or without act-order.
 ///
 /// # Errors
 /// Returns the compilation error if CubeCL refuses the kernel.
 pub fn gather_source(
     of_tokens: bool,
+    permutes: bool,
     dtype: ActivationDtype,
     capability: u32,
 ) -> Result<KernelSource, CompilationError> {
@@ -159,11 +160,12 @@ pub fn gather_source(
         properties(capability),
         target(),
         buffer(),
-        buffer(),
+        optional(permutes),
         buffer(),
         optional(of_tokens),
         buffer(),
         (),
+        if permutes { 1 } else { 8 },
         pdl::is_supported_by(capability),
         dtype.elem(),
     );

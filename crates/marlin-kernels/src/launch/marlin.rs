@@ -99,6 +99,7 @@ pub(super) fn launch(
                 weight.zero_points.into(),
                 row_scales.into(),
                 bias.into(),
+                None.into(),
                 out,
                 workspace,
                 sizes(problem, RowOrder::InOrder, launch),

@@ -167,9 +167,20 @@ const EXPERT_TILES: [(Tile, u32); 6] = [
     (tile(1, 4, 4), 64),
 ];
 
-/// Returns true if a tile can have the rows of experts: a lane of a warp has a row's token.
-pub(crate) fn takes_experts(tile: &Tile) -> bool {
-    tile.product == Product::MmaSync && tile.rows() <= MAX_EXPERT_ROWS
+/// The least number of rows of experts of a tile of `wgmma`: fewer rows are gathered by the kernel
+/// that multiplies them.
+const LEAST_WGMMA_ROWS: usize = 64;
+
+/// Returns true if a tile can have the rows of experts in this order. A lane of a warp has a
+/// gathered row's token, and the copy engine copies rows in their order alone.
+pub(crate) fn takes_experts(tile: &Tile, rows: RowOrder) -> bool {
+    match tile.product {
+        Product::MmaSync => tile.rows() <= MAX_EXPERT_ROWS,
+        Product::Wgmma => {
+            rows == RowOrder::Sorted && !tile.is_clustered() && tile.rows() >= LEAST_WGMMA_ROWS
+        }
+        _ => false,
+    }
 }
 
 /// Returns a tile whose K is split among the `cluster` blocks of a cluster.
@@ -224,7 +235,7 @@ fn tiles(capability: u32, value: WeightValue, rows: RowOrder) -> impl Iterator<I
         .iter()
         .chain(of_experts)
         .map(|&(tile, _)| tile)
-        .filter(move |tile| !rows.has_experts() || takes_experts(tile))
+        .filter(move |tile| !rows.has_experts() || takes_experts(tile, rows))
         .filter(move |tile| capability == WGMMA_CAPABILITY || !tile.is_wgmma())
         .filter(move |tile| match tile.product {
             // Compute capability 9.0 has these products of e4m3 as products of f16 only.

@@ -109,6 +109,7 @@ fn write<F: Float>(
             totals,
             first_row,
             rows,
+            expert,
             first_column,
             scales,
             bias,
@@ -168,24 +169,48 @@ fn scaled_and_biased<F: Float>(
 ) -> f32 {
     let mut total = total;
     if comptime!(!config.grouped()) {
-        let mut place = channel_scale(column);
-        if comptime!(config.rows.has_experts()) {
-            place += expert * sizes.chunks_n * comptime!(CHUNK_N as u32);
-        }
+        let place = channel_scale_of_expert(column, expert, sizes, config);
         total *= f32::cast_from(scales[place as usize]);
     }
     #[comptime]
     match bias {
         ComptimeOption::Some(bias) => {
-            let mut place = column;
-            if comptime!(config.rows.has_experts()) {
-                place += expert * sizes.n * comptime!(config.epilogue.columns() as u32);
-            }
+            let place = bias_of_expert(column, expert, sizes, config);
             total += f32::cast_from(bias[place as usize]);
         }
         ComptimeOption::None => {}
     }
     total
+}
+
+/// Returns the index of a column's scale in the weight of all experts, if each has one group.
+#[cube]
+pub(super) fn channel_scale_of_expert(
+    column: u32,
+    expert: u32,
+    sizes: &TileSizes,
+    #[comptime] config: Config,
+) -> u32 {
+    let mut place = channel_scale(column);
+    if comptime!(config.rows.has_experts()) {
+        place += expert * sizes.chunks_n * comptime!(CHUNK_N as u32);
+    }
+    place
+}
+
+/// Returns the index of a column's bias in the biases of all experts.
+#[cube]
+pub(super) fn bias_of_expert(
+    column: u32,
+    expert: u32,
+    sizes: &TileSizes,
+    #[comptime] config: Config,
+) -> u32 {
+    let mut place = column;
+    if comptime!(config.rows.has_experts()) {
+        place += expert * sizes.n * comptime!(config.epilogue.columns() as u32);
+    }
+    place
 }
 
 /// Returns the output of a gate and an up, to a relative error of 2^-21. An exact division would
@@ -285,6 +310,6 @@ fn first_column(warp_n: u32, #[comptime] config: Config) -> u32 {
 /// Returns the index of a column's scale in a weight of one group, as
 /// [`ScaleLayout`](marlin_format::layout::ScaleLayout) defines it.
 #[cube]
-pub(super) fn channel_scale(column: u32) -> u32 {
+fn channel_scale(column: u32) -> u32 {
     column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2
 }

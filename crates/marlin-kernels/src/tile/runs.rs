@@ -3,7 +3,7 @@
 //! and biases of its columns once, and stores a row's outputs at once.
 
 use super::config::Config;
-use super::epilogue::{channel_scale, gated};
+use super::epilogue::{bias_of_expert, channel_scale_of_expert, gated};
 use super::outputs::output;
 use super::sizes::TileSizes;
 use crate::ptx::{
@@ -63,6 +63,7 @@ pub(super) fn write_runs<F: Float>(
     totals: &Array<f32>,
     first_row: u32,
     rows: u32,
+    expert: u32,
     first_column: u32,
     scales: &[F],
     bias: &ComptimeOption<&[F]>,
@@ -87,11 +88,14 @@ pub(super) fn write_runs<F: Float>(
             factors[place] = if comptime!(config.grouped()) {
                 1.0f32.runtime()
             } else {
-                f32::cast_from(scales[channel_scale(of) as usize])
+                let place = channel_scale_of_expert(of, expert, sizes, config);
+                f32::cast_from(scales[place as usize])
             };
             biases[place] = #[comptime]
             match bias {
-                ComptimeOption::Some(bias) => f32::cast_from(bias[of as usize]),
+                ComptimeOption::Some(bias) => {
+                    f32::cast_from(bias[bias_of_expert(of, expert, sizes, config) as usize])
+                }
                 ComptimeOption::None => 0.0f32.runtime(),
             };
         }

@@ -59,7 +59,23 @@ pub(crate) fn of_routing(
 ) -> TileSizes {
     if comptime!(config.rows.has_experts()) {
         let row_blocks = ld_global_l2_16(row_blocks).extract(0usize);
-        let units = row_blocks * sizes.columns * sizes.depth;
+        let tiles = row_blocks * sizes.columns;
+        // As `Work::waves` does on the host.
+        let waves = if comptime!(config.tile.has_waves()) {
+            max(tiles / CUBE_COUNT_X, 1u32) - 1
+        } else {
+            sizes.waves
+        };
+        let striped = if comptime!(config.tile.has_waves()) {
+            tiles - waves * CUBE_COUNT_X
+        } else {
+            sizes.striped
+        };
+        let units = if comptime!(config.tile.has_waves()) {
+            striped * sizes.depth
+        } else {
+            tiles * sizes.depth
+        };
         TileSizes {
             m: sizes.m,
             n: sizes.n,
@@ -71,8 +87,8 @@ pub(crate) fn of_routing(
             columns: sizes.columns,
             depth: sizes.depth,
             by_depth: sizes.by_depth,
-            striped: sizes.striped,
-            waves: sizes.waves,
+            striped,
+            waves,
             units_each: units / CUBE_COUNT_X,
             blocks_with_one_more: units % CUBE_COUNT_X,
             masks: sizes.masks,

@@ -29,6 +29,13 @@ pub(super) fn spills(config: &Config, capability: u32) -> bool {
     if config.is_gated() && config.tile.is_wgmma() && tile == (8, 4, 1) {
         return true;
     }
+    // The expert of a tile's rows is one register more than there is.
+    if config.rows == RowOrder::Sorted
+        && product == Product::Wgmma
+        && (tile == (8, 4, 1) || tile == (16, 8, 1) && config.is_gated())
+    {
+        return true;
+    }
     // A lane keeps the token of a row, one register more than there is.
     if config.rows == RowOrder::Gathered
         && batch_tiles == 1

@@ -15,6 +15,7 @@ use marlin_format::checkpoint::{Checkpoint, Dtype, Quantization, is_float};
 use marlin_text::Tokenizer;
 
 pub(crate) use self::reader::LayerReader;
+pub(crate) use self::upload::contiguous;
 pub(crate) use self::weights::FileWeights;
 use crate::ModelError;
 use crate::config::{GenerationConfig, ModelConfig};

@@ -1,6 +1,6 @@
 //! The upload of float tensors to the device.
 
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Element, FloatDType, Tensor, TensorData};
 use burn_marlin::device::with_dedicated_memory;
 use half::{bf16, f16};
 use marlin_format::checkpoint::{CheckpointError, Dtype, TensorView, is_float};
@@ -20,8 +20,9 @@ pub(super) fn sync(device: &Device, layer: &str) -> Result<(), ModelError> {
     })
 }
 
-/// Uploads a float tensor to the device. A tensor of more than `most` bytes is uploaded in blocks
-/// of its first dimension.
+/// Uploads a float tensor to the device, contiguously: CUDA's tensors of two and more dimensions are
+/// otherwise padded to rows of whole 512 bytes, and kernels would copy them in every step. A tensor
+/// of more than `most` bytes is uploaded in blocks of its first dimension.
 pub(super) fn upload<const D: usize>(
     view: &TensorView<'_>,
     shape: [usize; D],
@@ -32,53 +33,51 @@ pub(super) fn upload<const D: usize>(
     let target = (device, DType::from(dtype));
     let row_bytes = view.bytes().len() / shape[0].max(1);
     if view.bytes().len() <= most || row_bytes == 0 || !is_float(view.dtype()) {
-        return Ok(Tensor::from_data(data(view, view.bytes(), shape)?, target));
+        let values = Tensor::<1>::from_data(data(view, view.bytes())?, target);
+        return Ok(values.reshape(shape));
     }
     let rows = (most / row_bytes).max(1);
+    let elements: usize = shape.iter().product();
+    let row = elements / shape[0];
     // An embedding is larger than any other tensor of a calibration on the device.
-    let mut tensor = with_dedicated_memory(device, || Tensor::empty(shape, target));
+    let mut tensor = with_dedicated_memory(device, || Tensor::<1>::empty([elements], target));
     for (block, bytes) in view.bytes().chunks(rows * row_bytes).enumerate() {
         let (start, count) = (block * rows, bytes.len() / row_bytes);
-        let (mut block_shape, mut ranges) = (shape, shape.map(|length| 0..length));
-        block_shape[0] = count;
-        ranges[0] = start..start + count;
-        let values = data(view, bytes, block_shape)?;
+        let range = start * row..(start + count) * row;
+        let values = data(view, bytes)?;
         // Copies are queued: without a wait the host would hold all blocks at once. The block before
         // is sent while this one is converted.
         sync(device, view.name())?;
-        tensor = tensor.slice_assign(ranges, Tensor::from_data(values, target));
+        tensor = tensor.slice_assign([range], Tensor::from_data(values, target));
     }
-    Ok(tensor)
+    Ok(tensor.reshape(shape))
 }
 
-/// Converts `bytes`, a part of a tensor, to values of the given shape in the file's dtype, on all
-/// cores.
-fn data<const D: usize>(
-    view: &TensorView<'_>,
-    bytes: &[u8],
-    shape: [usize; D],
-) -> Result<TensorData, CheckpointError> {
+/// Converts `bytes`, a part of a tensor, to values in the file's dtype, on all cores.
+fn data(view: &TensorView<'_>, bytes: &[u8]) -> Result<TensorData, CheckpointError> {
     let halves = bytes.as_chunks::<2>().0.par_iter();
     Ok(match view.dtype() {
-        Dtype::F16 => TensorData::new(
-            halves.map(|&bytes| f16::from_le_bytes(bytes)).collect(),
-            shape,
-        ),
-        Dtype::BF16 => TensorData::new(
-            halves.map(|&bytes| bf16::from_le_bytes(bytes)).collect(),
-            shape,
-        ),
-        Dtype::F32 => TensorData::new(
-            bytes
-                .as_chunks::<4>()
-                .0
-                .par_iter()
-                .map(|&bytes| f32::from_le_bytes(bytes))
-                .collect(),
-            shape,
-        ),
-        _ => TensorData::new(view.to_f32()?, shape),
+        Dtype::F16 => vector::<f16>(halves.map(|&bytes| f16::from_le_bytes(bytes)).collect()),
+        Dtype::BF16 => vector::<bf16>(halves.map(|&bytes| bf16::from_le_bytes(bytes)).collect()),
+        Dtype::F32 => {
+            let words = bytes.as_chunks::<4>().0.par_iter();
+            vector::<f32>(words.map(|&bytes| f32::from_le_bytes(bytes)).collect())
+        }
+        _ => vector(view.to_f32()?),
     })
+}
+
+fn vector<E: Element>(values: Vec<E>) -> TensorData {
+    let count = values.len();
+    TensorData::new(values, [count])
+}
+
+/// Returns a tensor with rows that follow each other in memory without a gap; see [`upload`].
+pub(crate) fn contiguous<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    let shape = tensor.dims();
+    tensor
+        .reshape([shape.iter().product::<usize>()])
+        .reshape(shape)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use marlin_format::PlainWeight;
 
 use super::OpenProgress;
 use super::reader::{HostProjection, HostWeights, LayerReader};
-use super::upload::{UPLOAD_BYTES, sync, upload};
+use super::upload::{UPLOAD_BYTES, contiguous, sync, upload};
 use crate::ModelError;
 use crate::architectures::{ExpertLayers, ExpertsShape, LayerShape, StackPart};
 use crate::config::ModelConfig;
@@ -293,14 +293,14 @@ impl FileWeights<'_> {
             let biases = self.tensor(format!("{}_bias", part.name), part.dims)?;
             return Ok(match part.rows.step {
                 1 => biases,
-                step => side_by_side(biases.unsqueeze_dim(1), step).squeeze_dim(1),
+                step => contiguous(side_by_side(biases.unsqueeze_dim(1), step).squeeze_dim(1)),
             });
         }
         let of_expert = experts.try_fold(Vec::new(), |mut all, layers| {
             all.extend(self.joined_bias(layers)?);
             Ok::<_, ModelError>(all)
         });
-        Ok(Tensor::stack(of_expert?, 0))
+        Ok(contiguous(Tensor::stack(of_expert?, 0)))
     }
 
     /// Uploads the float weights [experts, K, N] of a stack.
@@ -368,7 +368,7 @@ impl FileWeights<'_> {
         sync(self.device, name)?;
         // A transposed view of the weight, which matmuls support.
         Ok(Projection::Dense(Linear {
-            weight: loaded(weight.transpose()),
+            weight: loaded(contiguous(weight).transpose()),
             bias: bias.map(loaded),
         }))
     }

@@ -10,6 +10,7 @@ use marlin_kernels::Epilogue;
 
 use super::{DenseExperts, Experts, Projection};
 use crate::architectures::{ExpertsShape, LayerShape};
+use crate::folder::contiguous;
 
 /// A source of weights by name. Names have no suffix `.weight`, as in
 /// `model.layers.0.self_attn.q_proj`.
@@ -51,11 +52,11 @@ pub(crate) struct RandomWeights<'a> {
 
 impl RandomWeights<'_> {
     fn normal<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
-        Tensor::random(
+        contiguous(Tensor::random(
             shape,
             Distribution::Normal(0.0, 0.02),
             (self.device, self.dtype),
-        )
+        ))
     }
 }
 
@@ -120,7 +121,7 @@ impl WeightSource for RandomWeights<'_> {
         let experts = router.experts;
         let biases = bias.then(|| {
             [2 * intermediate, hidden]
-                .map(|n| Tensor::zeros([experts, n], (self.device, self.dtype)))
+                .map(|n| contiguous(Tensor::zeros([experts, n], (self.device, self.dtype))))
         });
         let Some(format) = self.format else {
             let gate_up = self.normal([experts, hidden, 2 * intermediate]);

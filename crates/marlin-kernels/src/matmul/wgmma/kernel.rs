@@ -3,7 +3,7 @@ use super::producer::{Producer, ProducerAddresses};
 use super::{fp8, warpgroup};
 use crate::pdl::{launch_dependents, wait};
 use crate::ptx::{
-    F4, bar_warp_sync, cluster_wait, global_address, global_address_mut, setmaxnreg_dec,
+    F4, U4, bar_warp_sync, cluster_wait, global_address, global_address_mut, setmaxnreg_dec,
     setmaxnreg_inc, shared_address, tensormap_address,
 };
 use crate::tile::cluster::Receiver;
@@ -11,7 +11,7 @@ use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
 use crate::tile::fp8::scale_rows;
 use crate::tile::fragment::stored_ones;
-use crate::tile::sizes::TileSizes;
+use crate::tile::sizes::{TileSizes, of_routing};
 use crate::tile::stripe::{TilePart, tile_place, units_of_block};
 use cubecl::prelude::*;
 
@@ -27,6 +27,11 @@ const CONSUMER_REGISTERS: usize = 240;
 ///
 /// The product is computed transposed: matrix A holds 64 columns of the weight, and B the rows of
 /// activations of a tile.
+///
+/// With experts, the rows of x are in their order, and `row_blocks` has the number of blocks of rows
+/// in its first element, and then for each block its expert, its first row and its number of rows
+/// ([`Routing`](crate::experts::Routing)). Rows of a tile past its block belong to other experts,
+/// and their outputs are not written.
 #[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
 pub(crate) fn matmul<F: Float>(
     x: TensorMap<F, Tiled>,
@@ -36,6 +41,7 @@ pub(crate) fn matmul<F: Float>(
     zero_points: ComptimeOption<&[u32]>,
     row_scales: ComptimeOption<&[f32]>,
     bias: ComptimeOption<&[F]>,
+    row_blocks: ComptimeOption<&[U4]>,
     out: &mut [F],
     workspace: &mut [u64],
     sizes: TileSizes,
@@ -71,7 +77,13 @@ pub(crate) fn matmul<F: Float>(
             ComptimeOption::Some(zeros) => global_address::<u32>(zeros),
             ComptimeOption::None => 0u64.runtime(),
         },
+        row_blocks: #[comptime]
+        match row_blocks {
+            ComptimeOption::Some(row_blocks) => global_address::<U4>(row_blocks),
+            ComptimeOption::None => 0u64.runtime(),
+        },
     };
+    let sizes = of_routing(sizes, source.row_blocks, config);
     let receiver = Receiver::new(config);
     let (start, end) = units_of_block(&sizes, config);
     if comptime!(!config.tile.is_clustered()) && start == end {
@@ -84,7 +96,7 @@ pub(crate) fn matmul<F: Float>(
     let mut state = PipelineState::first(stages, barriers, 0u32.runtime());
     let mut part = TilePart::last(&sizes, start, end);
     let first = PipelineState::first(stages, barriers, 1u32.runtime());
-    let mut producer = Producer::new(first, start, end, &sizes, config);
+    let mut producer = Producer::new(first, start, end, &source, &sizes, config);
     // After the broadcast from lane 0 the compiler knows that the value is uniform in a warp, and
     // keeps values that the lanes share in uniform registers.
     let warp = plane_broadcast(UNIT_POS_X / 32, 0u32);
@@ -165,7 +177,7 @@ pub(crate) fn matmul<F: Float>(
             &receiver,
             scales,
             &bias,
-            workspace,
+            source.row_blocks,
             out,
             workspace,
             &part,

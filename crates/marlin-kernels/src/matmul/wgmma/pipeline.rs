@@ -155,25 +155,25 @@ pub(super) fn produce(
             producer.state.barriers,
             producer.state.parity,
         );
-        let mut ahead = Producer::new(first, producer.start, end, sizes, config);
+        let mut ahead = Producer::new(first, producer.start, end, source, sizes, config);
         let mut filled = 0u32.runtime();
         while ahead.remaining_steps > 0 && filled < comptime!(config.tile.stages as u32) {
             ahead.expect_bytes(config);
             ahead.start_all(source, sizes, Operand::Weight, config);
-            ahead.next(sizes, config);
+            ahead.next(source, sizes, config);
             filled = opaque(filled + 1);
         }
         wait(true);
         while filled > 0 {
             producer.start_all(source, sizes, Operand::Activations, config);
-            producer.next(sizes, config);
+            producer.next(source, sizes, config);
             filled = opaque(filled - 1);
         }
         while producer.remaining_steps > 0 {
             producer.wait_empty();
             producer.expect_bytes(config);
             producer.start_all(source, sizes, Operand::Both, config);
-            producer.next(sizes, config);
+            producer.next(source, sizes, config);
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::ptx::{
 };
 use crate::tile::config::Config;
 use crate::tile::fragment::group_of;
+use crate::tile::rows::{RowBlock, groups_of_expert};
 use crate::tile::shape::{ATOM_K, ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, METADATA_ROWS, TILE_BYTES};
 use crate::tile::sizes::TileSizes;
 use crate::tile::stripe::{TilePart, tile_place, weight_chunk};
@@ -25,6 +26,8 @@ pub(super) struct ProducerAddresses {
     pub scales: u64,
     /// Zero points.
     pub zeros: u64,
+    /// Blocks of rows; without experts not used.
+    pub row_blocks: u64,
 }
 
 /// The operands to copy.
@@ -52,6 +55,8 @@ pub(super) struct Producer {
     chunks: u32,
     /// The tile's first row of activations.
     row: u32,
+    /// The expert of the tile's rows; without experts not used.
+    expert: u32,
 }
 
 #[cube]
@@ -61,6 +66,7 @@ impl Producer {
         first: PipelineState,
         start: u32,
         end: u32,
+        source: &ProducerAddresses,
         sizes: &TileSizes,
         #[comptime] config: Config,
     ) -> Producer {
@@ -72,30 +78,42 @@ impl Producer {
             chunk_n: 0u32.runtime(),
             chunks: 0u32.runtime(),
             row: 0u32.runtime(),
+            expert: 0u32.runtime(),
         };
-        producer.enter(sizes, config);
+        producer.enter(source, sizes, config);
         producer
     }
 
     /// Computes the position of the current tile.
-    fn enter(&mut self, sizes: &TileSizes, #[comptime] config: Config) {
+    fn enter(&mut self, source: &ProducerAddresses, sizes: &TileSizes, #[comptime] config: Config) {
         let (column, row_block) = tile_place(self.part.tile, sizes, config);
         self.chunk_n = weight_chunk(column, 0u32.runtime(), sizes, config);
         self.chunks = min(
             sizes.chunks_n - self.chunk_n,
             comptime!(config.tile.chunks_n() as u32),
         );
-        self.row = row_block * comptime!(config.tile.rows() as u32);
+        if comptime!(config.rows.has_experts()) {
+            let block = RowBlock::new(row_block, source.row_blocks, sizes, true, config);
+            self.row = block.first;
+            self.expert = block.expert;
+        } else {
+            self.row = row_block * comptime!(config.tile.rows() as u32);
+        }
     }
 
     /// Advances to the next step.
-    pub fn next(&mut self, sizes: &TileSizes, #[comptime] config: Config) {
+    pub fn next(
+        &mut self,
+        source: &ProducerAddresses,
+        sizes: &TileSizes,
+        #[comptime] config: Config,
+    ) {
         self.state.next(config);
         self.remaining_steps = opaque(self.remaining_steps - 1);
         self.part.first += 1;
         if self.part.first == self.part.end {
             self.part.next(sizes, self.start, config);
-            self.enter(sizes, config);
+            self.enter(source, sizes, config);
         }
     }
 
@@ -129,7 +147,7 @@ impl Producer {
                     );
                 }
             }
-            self.next(sizes, config);
+            self.next(source, sizes, config);
         }
     }
 
@@ -207,14 +225,12 @@ impl Producer {
                     part * comptime!(config.tiles_in_step() as u32) + i,
                 );
                 let to = stage + (warp_k * rows + row) * comptime!(chunks_n * TILE_BYTES as u32);
-                self.copy_row(
-                    to,
-                    source.qweight,
-                    chunk * rows + row,
-                    TILE_BYTES as u32,
-                    sizes,
-                    config,
-                );
+                let row = if comptime!(config.rows.has_experts()) {
+                    (self.expert * sizes.chunks_k + chunk) * rows + row
+                } else {
+                    chunk * rows + row
+                };
+                self.copy_row(to, source.qweight, row, TILE_BYTES as u32, sizes, config);
             }
             if comptime!(config.tile.is_sparse()) && part >= 2 {
                 let row = part - 2;
@@ -236,6 +252,11 @@ impl Producer {
                 let at = warp_k * comptime!(config.groups_in_chunk() as u32 * chunks_n)
                     + comptime!(i * chunks_n);
                 let group = group_of(chunk, i, config);
+                let group = if comptime!(config.rows.has_experts()) {
+                    group + self.expert * groups_of_expert(sizes, config)
+                } else {
+                    group
+                };
                 if comptime!(config.grouped()) && part == 1 {
                     let bytes = comptime!(CHUNK_N as u32 * 2);
                     let to = comptime!(config.scales_offset() as u32) + at * bytes;

@@ -22,6 +22,7 @@ pub fn source(config: &Config, capability: u32) -> Result<KernelSource, Compilat
         optional(config.zero_points),
         optional(config.tile.is_fp8()),
         optional(true),
+        optional(config.rows.has_experts()),
         buffer(),
         buffer(),
         compiled_lengths(),
