@@ -69,8 +69,14 @@ fn logits(model: &Model, tokens: &[u32]) -> Vec<f64> {
     values(model.forward_full(ids).cast(FloatDType::F32))
 }
 
-/// Compares logits with those of transformers in f32. In f16 weights of some formats and all
-/// activations are rounded; a wrong expert gives an error above 0.1.
+/// The fraction of tokens for which rounding may choose other experts: none of the five tokens of
+/// most folders. Of the 320 of `arch-gpt-oss`, matmuls of inputs in TF32, which cards take for f32,
+/// change the experts of one in transformers, and its logits by 40 %; the other tokens' errors are
+/// 6e-4.
+const OTHER_EXPERTS: f64 = 0.02;
+
+/// Compares the logits of each token with those of transformers in f32. In f16 weights of some
+/// formats and all activations are rounded; a wrong expert gives an error above 0.1.
 fn golden_logits(device: &Device) {
     let is_slow = is_cpu_runtime(device);
     let folders = folders().into_iter();
@@ -103,10 +109,18 @@ fn golden_logits(device: &Device) {
                 continue;
             }
             let model = open(&folder, device, crate::setup::float_dtype(dtype)).model;
-            let error = relative_error(&logits(&model, &tokens), &expected);
+            let vocab = model.config().vocab_size;
+            let found = logits(&model, &tokens);
+            let errors = found
+                .chunks(vocab)
+                .zip(expected.chunks(vocab))
+                .map(|(found, expected)| relative_error(found, expected));
+            let wrong: Vec<f64> = errors.filter(|error| *error > tolerance).collect();
             assert!(
-                error <= tolerance,
-                "{name} in {dtype}: relative error {error:e}"
+                wrong.len() as f64 <= OTHER_EXPERTS * tokens.len() as f64,
+                "{name} in {dtype}: of {} tokens {} have relative errors of {wrong:?}",
+                tokens.len(),
+                wrong.len()
             );
         }
     }

@@ -191,8 +191,7 @@ fn modules_outside_the_listed_ones_are_not_quantised() {
 
 #[test]
 fn what_is_not_read_is_refused_by_name() {
-    const METHODS: &str =
-        "`gptq`, `awq`, `compressed-tensors`, `auto-round`, `fp8`, `fbgemm_fp8` or `modelopt`";
+    const METHODS: &str = "`gptq`, `awq`, `compressed-tensors`, `auto-round`, `fp8`, `fbgemm_fp8`, `modelopt` or `mxfp4`";
     let refused = |fields: Value, field: &str, found: &str, expected: &str| {
         expect_unsupported(&changed(&auto_gptq(), fields), field, found, expected)
     };
