@@ -34,6 +34,8 @@ pub enum LayerFormat {
     /// FP4: two e2m1 values a byte in `weight_packed` or `weight`, `weight_scale`, and a scale of
     /// the whole tensor in NVFP4.
     Fp4(Fp4Format),
+    /// MXFP4 experts in one tensor, as in gpt-oss: [`stacked`](super::stacked).
+    StackedMxFp4,
 }
 
 /// The format of a weight in GPTQ's tensors.
@@ -111,9 +113,6 @@ pub enum Fp4Format {
     MxFp4Packed,
     /// ModelOpt, `quant_algo` is `NVFP4`: the scale of the tensor is a factor.
     ModelOptNvFp4,
-    /// `quant_method` is `mxfp4`, as in gpt-oss: experts in one tensor, whose scales are powers of
-    /// two.
-    GptOss,
 }
 
 impl Fp8Format {
@@ -133,7 +132,7 @@ impl Fp4Format {
     pub fn spec(&self) -> QuantSpec {
         match self {
             Self::NvFp4Packed | Self::ModelOptNvFp4 => QuantSpec::nvfp4(),
-            Self::MxFp4Packed | Self::GptOss => QuantSpec::mxfp4(),
+            Self::MxFp4Packed => QuantSpec::mxfp4(),
         }
     }
 }
@@ -148,6 +147,7 @@ impl LayerFormat {
             Self::Awq(spec) | Self::Marlin(spec) | Self::Marlin24(spec, _) => Some(*spec),
             Self::Fp8(format) => Some(format.spec()),
             Self::Fp4(format) => Some(format.spec()),
+            Self::StackedMxFp4 => Some(QuantSpec::mxfp4()),
         }
     }
 
@@ -177,7 +177,7 @@ impl LayerFormat {
             Self::Fp4(Fp4Format::NvFp4Packed) => "nvfp4-pack-quantized",
             Self::Fp4(Fp4Format::MxFp4Packed) => "mxfp4-pack-quantized",
             Self::Fp4(Fp4Format::ModelOptNvFp4) => "modelopt nvfp4",
-            Self::Fp4(Fp4Format::GptOss) => "gpt-oss mxfp4",
+            Self::StackedMxFp4 => "gpt-oss mxfp4",
         }
     }
 
@@ -192,7 +192,8 @@ impl LayerFormat {
             | Self::Marlin(_)
             | Self::Marlin24(..)
             | Self::Fp8(_)
-            | Self::Fp4(_) => false,
+            | Self::Fp4(_)
+            | Self::StackedMxFp4 => false,
         }
     }
 }

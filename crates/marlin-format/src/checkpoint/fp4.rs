@@ -23,9 +23,7 @@
 
 use super::layer_tensors::LayerTensors;
 use super::packed::transposed_as;
-use super::{
-    Checkpoint, CheckpointError, Dtype, Fp4Format, TensorView, float_scales, is_float, stacked,
-};
+use super::{Checkpoint, CheckpointError, Dtype, Fp4Format, TensorView, float_scales, is_float};
 use crate::{PlainWeight, QuantSpec};
 
 const PACKED: &str = "weight_packed";
@@ -40,7 +38,6 @@ pub(super) fn tensors(format: Fp4Format) -> &'static [&'static str] {
         Fp4Format::NvFp4Packed => &[PACKED, SCALE, GLOBAL_SCALE, "input_global_scale"],
         Fp4Format::MxFp4Packed => &[PACKED, SCALE, "input_global_scale"],
         Fp4Format::ModelOptNvFp4 => &[WEIGHT, SCALE, SCALE_2, "input_scale", "k_scale", "v_scale"],
-        Fp4Format::GptOss => &stacked::TENSORS,
     }
 }
 
@@ -48,15 +45,12 @@ pub(super) fn tensors(format: Fp4Format) -> &'static [&'static str] {
 fn weight_name(format: Fp4Format) -> &'static str {
     match format {
         Fp4Format::NvFp4Packed | Fp4Format::MxFp4Packed => PACKED,
-        Fp4Format::ModelOptNvFp4 | Fp4Format::GptOss => WEIGHT,
+        Fp4Format::ModelOptNvFp4 => WEIGHT,
     }
 }
 
 /// Returns true if `layer` is quantised: it has scales, or values that are not float.
 pub fn contains(checkpoint: &Checkpoint, layer: &str, format: Fp4Format) -> bool {
-    if format == Fp4Format::GptOss {
-        return stacked::contains(checkpoint, layer);
-    }
     let weight = checkpoint.info(&format!("{layer}.{}", weight_name(format)));
     checkpoint.contains(&format!("{layer}.{SCALE}"))
         || weight.is_some_and(|weight| !is_float(weight.dtype))
@@ -72,9 +66,6 @@ pub fn to_plain(
     layer: &str,
     format: Fp4Format,
 ) -> Result<PlainWeight, CheckpointError> {
-    if format == Fp4Format::GptOss {
-        return stacked::to_plain(checkpoint, layer);
-    }
     let (tensors, spec) = (LayerTensors::new(checkpoint, layer), format.spec());
     let weight = tensors.get(weight_name(format))?.expect_dtype(
         &[Dtype::U8],
@@ -103,15 +94,13 @@ fn scale_numbers(
 ) -> Result<[f32; 256], CheckpointError> {
     let (dtypes, expected): (&[Dtype], _) = match format {
         Fp4Format::NvFp4Packed | Fp4Format::ModelOptNvFp4 => (&[Dtype::F8_E4M3], "F8_E4M3"),
-        Fp4Format::MxFp4Packed | Fp4Format::GptOss => {
-            (&[Dtype::U8, Dtype::F8_E8M0], "U8 or F8_E8M0")
-        }
+        Fp4Format::MxFp4Packed => (&[Dtype::U8, Dtype::F8_E8M0], "U8 or F8_E8M0"),
     };
     stored.expect_dtype(dtypes, expected)?;
     let numbers = float_scales::numbers(stored.dtype());
     let numbers = numbers.ok_or_else(|| stored.wrong_dtype(expected))?;
     match format {
-        Fp4Format::MxFp4Packed | Fp4Format::GptOss => Ok(numbers),
+        Fp4Format::MxFp4Packed => Ok(numbers),
         Fp4Format::NvFp4Packed => {
             let divisor = whole_scale(tensors, GLOBAL_SCALE, false)?;
             Ok(numbers.map(|number| number / divisor))

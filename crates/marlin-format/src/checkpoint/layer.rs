@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    CONFIG_FILE, Checkpoint, CheckpointError, ConfigError, Fp4Format, LayerFormat, Quantization,
-    awq, compressed_tensors, fp4, fp8, gptq, marlin, marlin24, stacked,
+    CONFIG_FILE, Checkpoint, CheckpointError, ConfigError, LayerFormat, Quantization, awq,
+    compressed_tensors, fp4, fp8, gptq, marlin, marlin24, stacked,
 };
 use crate::{PlainWeight, memory_short_of};
 
@@ -40,12 +40,14 @@ pub fn layer_tensors(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat)
         // is float.
         LayerFormat::Fp8(_) if !fp8::contains(checkpoint, layer) => &[],
         LayerFormat::Fp4(format) if !fp4::contains(checkpoint, layer, *format) => &[],
+        LayerFormat::StackedMxFp4 if !stacked::contains(checkpoint, layer) => &[],
         LayerFormat::Fp8(format) => fp8::tensors(format.config),
         LayerFormat::Fp4(format) => fp4::tensors(*format),
+        LayerFormat::StackedMxFp4 => &stacked::TENSORS,
     };
     // The names of a stack of experts continue its own name.
     let dot = match format {
-        LayerFormat::Fp4(Fp4Format::GptOss) => "",
+        LayerFormat::StackedMxFp4 => "",
         _ => ".",
     };
     tensors
@@ -146,7 +148,7 @@ pub fn read_layer(
     // words, and scales that become f32. A sparse file can declare more bytes than it occupies on the
     // disk.
     let copies = match format {
-        LayerFormat::Fp8(_) | LayerFormat::Fp4(_) => 3,
+        LayerFormat::Fp8(_) | LayerFormat::Fp4(_) | LayerFormat::StackedMxFp4 => 3,
         _ => 2,
     };
     let tensors = layer_tensors(checkpoint, layer, format);
@@ -175,6 +177,7 @@ pub fn read_layer(
         LayerFormat::Marlin24(spec, names) => marlin24::to_plain(checkpoint, layer, spec, *names),
         LayerFormat::Fp8(format) => fp8::to_plain(checkpoint, layer, format),
         LayerFormat::Fp4(format) => fp4::to_plain(checkpoint, layer, *format),
+        LayerFormat::StackedMxFp4 => stacked::to_plain(checkpoint, layer),
     }?;
     Ok(weight.detect_two_four())
 }

@@ -15,7 +15,7 @@
 
 use super::layer_tensors::float_weight;
 use super::packed::transposed_as;
-use super::{Checkpoint, CheckpointError, Dtype, Fp4Format, TensorView, float_scales};
+use super::{Checkpoint, CheckpointError, Dtype, TensorView, float_scales};
 use crate::layout::PlainLayout;
 use crate::{FormatError, PlainWeight, QuantSpec};
 
@@ -137,7 +137,7 @@ impl<'a> Stack<'a> {
         codes: &[u8],
         n: usize,
     ) -> Result<PlainWeight, CheckpointError> {
-        let (k, spec) = (self.k, Fp4Format::GptOss.spec());
+        let (k, spec) = (self.k, QuantSpec::mxfp4());
         let invalid = |source: FormatError| CheckpointError::Weight {
             layer: self.name.into(),
             path: self.blocks.path().into(),

@@ -25,7 +25,6 @@ fn names(format: Fp4Format) -> (&'static str, Option<&'static str>) {
         Fp4Format::NvFp4Packed => ("weight_packed", Some("weight_global_scale")),
         Fp4Format::MxFp4Packed => ("weight_packed", None),
         Fp4Format::ModelOptNvFp4 => ("weight", Some("weight_scale_2")),
-        Fp4Format::GptOss => unreachable!("a stack of experts is no layer"),
     }
 }
 
@@ -63,7 +62,7 @@ fn read(tensors: &[TensorData], format: Fp4Format) -> Result<PlainWeight, Checkp
 fn scale(format: Fp4Format, code: u8) -> f32 {
     match format {
         Fp4Format::NvFp4Packed => WeightValue::E4m3.decode(code) / WHOLE,
-        Fp4Format::MxFp4Packed | Fp4Format::GptOss => (f64::from(code) - 127.0).exp2() as f32,
+        Fp4Format::MxFp4Packed => (f64::from(code) - 127.0).exp2() as f32,
         Fp4Format::ModelOptNvFp4 => WeightValue::E4m3.decode(code) * WHOLE,
     }
 }

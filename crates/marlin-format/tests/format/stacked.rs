@@ -2,8 +2,7 @@
 
 use marlin_format::checkpoint::stacked::{self, StackRows};
 use marlin_format::checkpoint::{
-    CheckpointEntry, Dtype, Fp4Format, LayerFormat, Quantization, TensorData, TensorSpec, entries,
-    read_layer,
+    CheckpointEntry, Dtype, LayerFormat, Quantization, TensorData, TensorSpec, entries, read_layer,
 };
 use marlin_format::{PlainWeight, WeightValue};
 use rand::RngExt;
@@ -11,7 +10,7 @@ use rand::RngExt;
 use crate::common::{checkpoint, message, rng};
 
 const STACK: &str = "model.layers.0.mlp.experts.gate_up_proj";
-const FORMAT: LayerFormat = LayerFormat::Fp4(Fp4Format::GptOss);
+const FORMAT: LayerFormat = LayerFormat::StackedMxFp4;
 
 fn tensor(end: &str, shape: &[usize], bytes: Vec<u8>) -> TensorData {
     let spec = TensorSpec::new(format!("{STACK}{end}"), Dtype::U8, shape.to_vec());

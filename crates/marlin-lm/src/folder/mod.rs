@@ -1,6 +1,7 @@
 //! Opening a Hugging Face folder.
 
 mod check;
+mod experts;
 mod reader;
 mod upload;
 mod weights;

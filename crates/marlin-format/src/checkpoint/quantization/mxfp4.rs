@@ -5,7 +5,7 @@
 //! Source: transformers `utils/quantization_config.py`, `integrations/mxfp4.py`.
 
 use super::rules::{Rules, Selector};
-use crate::checkpoint::{ConfigError, Fp4Format, LayerFormat};
+use crate::checkpoint::{ConfigError, LayerFormat};
 
 /// The ends of the names of the stacks of experts.
 const STACKS: [&str; 2] = [".experts.gate_up_proj", ".experts.down_proj"];
@@ -14,8 +14,7 @@ const STACKS: [&str; 2] = [".experts.gate_up_proj", ".experts.down_proj"];
 pub(super) fn rules() -> Result<Rules, ConfigError> {
     let mut rules = Rules::default();
     for stack in STACKS {
-        let format = LayerFormat::Fp4(Fp4Format::GptOss);
-        rules.push(Selector::Ending(stack.into()), format)?;
+        rules.push(Selector::Ending(stack.into()), LayerFormat::StackedMxFp4)?;
     }
     Ok(rules)
 }

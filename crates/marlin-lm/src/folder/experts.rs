@@ -1,0 +1,148 @@
+//! The experts of a block from the files of a folder, one by one or in stacks.
+
+use burn::tensor::Tensor;
+use marlin_format::PlainWeight;
+
+use super::reader::HostWeights;
+use super::upload::{contiguous, sync};
+use super::weights::FileWeights;
+use crate::ModelError;
+use crate::architectures::{ExpertLayers, ExpertsShape, LayerShape, StackPart};
+
+/// The weights of the experts of a layer, as they are read one after the other.
+pub(super) enum HostExperts {
+    /// Quantised weights.
+    Quantized(Vec<PlainWeight>),
+    /// The layers of each expert, side by side, whose float weights have not been read.
+    Float(Vec<Vec<LayerShape>>),
+}
+
+impl Default for HostExperts {
+    fn default() -> Self {
+        Self::Quantized(Vec::new())
+    }
+}
+
+impl HostExperts {
+    /// Adds the weights of an expert's `layers`, which have one matmul.
+    pub(super) fn push(
+        &mut self,
+        expert: usize,
+        layers: &[LayerShape],
+        weights: HostWeights,
+    ) -> Result<(), ModelError> {
+        let name = || layers.first().map_or("", |layer| &layer.name).to_string();
+        let weight = match weights {
+            HostWeights::Joined(weight) => Some(weight),
+            HostWeights::Separate(mut weights) if weights.len() == 1 => weights.remove(0),
+            HostWeights::Separate(weights) if weights.iter().all(Option::is_none) => None,
+            HostWeights::Separate(_) => return Err(ModelError::NotJoined { layer: name() }),
+        };
+        match (&mut *self, weight) {
+            (Self::Quantized(all), Some(weight)) => {
+                let [expected, found] = [all.first().unwrap_or(&weight), &weight]
+                    .map(|weight| weight.descriptor().with_permutation(false));
+                if expected != found {
+                    return Err(ModelError::OtherExpert {
+                        layer: name(),
+                        expected: expected.to_string(),
+                        found: found.to_string(),
+                    });
+                }
+                all.push(weight);
+            }
+            (Self::Float(all), None) => all.push(layers.to_vec()),
+            (Self::Quantized(_), None) if expert == 0 => *self = Self::Float(vec![layers.to_vec()]),
+            _ => return Err(ModelError::MixedExperts { layer: name() }),
+        }
+        Ok(())
+    }
+}
+
+impl FileWeights<'_> {
+    /// Uploads the biases of experts [experts, N]: of gates and ups side by side, and of down.
+    pub(super) fn expert_biases(
+        &mut self,
+        block: &str,
+        shape: &ExpertsShape,
+    ) -> Result<[Tensor<2>; 2], ModelError> {
+        let layers: Vec<ExpertLayers> = shape.experts_of(block).collect();
+        let gate_up = layers.iter().map(|layers| &layers.gate_up[..]);
+        let gate_up = self.biases_of(gate_up)?;
+        let down = layers
+            .iter()
+            .map(|layers| std::slice::from_ref(&layers.down));
+        Ok([gate_up, self.biases_of(down)?])
+    }
+
+    /// Uploads the biases of experts [experts, N], from a stack or layer by layer.
+    fn biases_of<'l>(
+        &mut self,
+        mut experts: impl Iterator<Item = &'l [LayerShape]> + Clone,
+    ) -> Result<Tensor<2>, ModelError> {
+        let first = experts.clone().next().and_then(<[LayerShape]>::first);
+        if let Some(part) = first.and_then(|layer| self.reader.stack_of(layer)) {
+            let biases = self.tensor(format!("{}_bias", part.name), part.dims)?;
+            return Ok(match part.rows.step {
+                1 => biases,
+                step => contiguous(side_by_side(biases.unsqueeze_dim(1), step).squeeze_dim(1)),
+            });
+        }
+        let of_expert = experts.try_fold(Vec::new(), |mut all, layers| {
+            all.extend(self.joined_bias(layers)?);
+            Ok::<_, ModelError>(all)
+        });
+        Ok(contiguous(Tensor::stack(of_expert?, 0)))
+    }
+
+    /// Uploads the float weights [experts, K, N] of a stack.
+    fn float_stack(&mut self, part: &StackPart, k: usize) -> Result<Tensor<3>, ModelError> {
+        let [experts, n] = part.dims;
+        let weights = if part.shape.has_k_first {
+            self.tensor(part.name.clone(), [experts, k, n])?
+        } else {
+            self.tensor(part.name.clone(), [experts, n, k])?
+                .swap_dims(1, 2)
+        };
+        sync(self.device, &part.name)?;
+        Ok(match part.rows.step {
+            1 => weights,
+            step => side_by_side(weights, step),
+        })
+    }
+
+    /// Uploads the float weights of experts, [experts, K, N], with the layers of each side by side.
+    pub(super) fn float_experts(
+        &mut self,
+        experts: &[Vec<LayerShape>],
+    ) -> Result<Tensor<3>, ModelError> {
+        let first = experts.first().and_then(|layers| layers.first());
+        if let Some(layer) = first
+            && let Some(part) = self.reader.stack_of(layer)
+        {
+            return self.float_stack(part, layer.dims[0]);
+        }
+        let mut all = Vec::new();
+        for layers in experts {
+            let weights: Vec<Tensor<2>> = layers
+                .iter()
+                .map(|layer| self.float(layer))
+                .collect::<Result<_, _>>()?;
+            all.push(Tensor::cat(weights, 0).transpose());
+        }
+        let stacked = Tensor::stack(all, 0);
+        let name = experts.first().and_then(|layers| layers.first());
+        sync(self.device, name.map_or("", |layer| &layer.name))?;
+        Ok(stacked)
+    }
+}
+
+/// Returns [experts, K, N] with the columns of `step` layers side by side that alternate in
+/// `alternating`.
+fn side_by_side(alternating: Tensor<3>, step: usize) -> Tensor<3> {
+    let [experts, k, n] = alternating.dims();
+    alternating
+        .reshape([experts, k, n / step, step])
+        .swap_dims(2, 3)
+        .reshape([experts, k, n])
+}
