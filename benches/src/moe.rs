@@ -1,23 +1,28 @@
 //! Times layers of mixtures of experts: the router, the routing, the matmuls of gates and ups and
 //! of down, and the weighted sums.
 
+mod call;
 mod layer;
 
 use crate::BenchError;
 use crate::operands::{Weights, activations, buffer};
 use crate::record;
 use crate::timing::time;
+use call::Call;
 use clap::Args;
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use layer::{Layer, MoeModel};
+use marlin_kernels::device::ClustersAtOnce;
 use marlin_kernels::experts::{
-    ExpertOperands, LayerPlan, RouteOperands, Router, RouterScores, Routing, combine, launches,
-    multiply, plan, route,
+    ExpertOperands, LayerPlan, RouteOperands, Routing, RowPlan, launches, multiply, plan, route,
+    row_plan, tile_plan,
 };
 use marlin_kernels::matmul::few_columns;
+use marlin_kernels::matmul::float_gemv::{self, FloatGemvOperands};
+use marlin_kernels::matmul::gemv::CLUSTERS;
 use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
 use marlin_kernels::tile::{Launch, RowOrder};
 use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, QuantProblem, Target};
@@ -40,6 +45,10 @@ pub struct MoeArgs {
     /// Time each matmul in every tile instead of the planned layer.
     #[arg(long)]
     every_tile: bool,
+    /// Time each layer in both plans, each row by itself and in tiles, and with each number of
+    /// blocks that split K.
+    #[arg(long)]
+    every_plan: bool,
     /// Write a record of the run to this file.
     #[arg(long)]
     record: Option<PathBuf>,
@@ -61,19 +70,19 @@ struct MoeFigure {
     top_k: usize,
     format: String,
     tokens: usize,
-    /// The tiles of the matmul of gates and ups, and of down.
-    tiles: [String; 2],
+    /// The kernels of the matmul of gates and ups, and of down.
+    kernels: [String; 2],
     /// The time from the activations to the weighted sums in microseconds; `None` where the router
     /// has more rows than its kernel takes.
     layer_us: Option<f64>,
     /// The time of the router's matmul in microseconds.
     router_us: Option<f64>,
-    /// The time of the routing in microseconds.
-    routing_us: f64,
+    /// The time of the routing in microseconds; `None` if it is a part of the matmuls.
+    routing_us: Option<f64>,
     /// The time of both matmuls in microseconds.
     matmuls_us: f64,
-    /// The time of the weighted sums in microseconds.
-    sums_us: f64,
+    /// The time of the weighted sums in microseconds; `None` if they are a part of the matmuls.
+    sums_us: Option<f64>,
     /// The time to read the distinct experts' bytes, or to compute the products.
     floor_us: Option<f64>,
 }
@@ -84,7 +93,7 @@ pub fn run(args: &MoeArgs) -> Result<(), BenchError> {
     let name = client.properties().identity.name.clone();
     println!("{name}: {DTYPE}, random routing");
     println!(
-        "{:16} {:>6}  {:>9} {:>7} {:>7} {:>9} {:>7} {:>9}  tiles",
+        "{:16} {:>6}  {:>9} {:>7} {:>7} {:>9} {:>7} {:>9}  kernels",
         "layer", "tokens", "layer us", "router", "routing", "matmuls", "sums", "floor us"
     );
     let mut rows = Vec::new();
@@ -97,6 +106,9 @@ pub fn run(args: &MoeArgs) -> Result<(), BenchError> {
                 continue;
             }
             rows.push(bench.figure(tokens, &name)?);
+            if args.every_plan {
+                bench.every_plan(tokens, &name)?;
+            }
         }
     }
     match &args.record {
@@ -190,16 +202,22 @@ impl<'a> Bench<'a> {
         )?)
     }
 
-    /// Returns routings of random logits, each of others.
-    fn routings(&self, tokens: usize, block_rows: usize) -> Result<Vec<Routing>, BenchError> {
+    /// Returns random logits of each call.
+    fn logits(&self, tokens: usize) -> Vec<Handle> {
         let count = tokens * self.layer.experts;
         let all = activations(self.client, CALLS, count, DTYPE);
-        let routing = |call: usize| {
+        let of_call = |call: usize| {
             let logits = all.clone().offset_start((2 * call * count) as u64);
-            let logits = logits.offset_end((2 * (CALLS - call - 1) * count) as u64);
-            self.route(tokens, block_rows, &logits)
+            logits.offset_end((2 * (CALLS - call - 1) * count) as u64)
         };
-        (0..CALLS).map(routing).collect()
+        (0..CALLS).map(of_call).collect()
+    }
+
+    /// Returns routings of random logits, each of others.
+    fn routings(&self, tokens: usize, block_rows: usize) -> Result<Vec<Routing>, BenchError> {
+        let logits = self.logits(tokens);
+        let routing = |logits| self.route(tokens, block_rows, logits);
+        logits.iter().map(routing).collect()
     }
 
     fn route(
@@ -208,28 +226,57 @@ impl<'a> Bench<'a> {
         block_rows: usize,
         logits: &Handle,
     ) -> Result<Routing, BenchError> {
-        let Self { client, layer, .. } = *self;
-        let router = Router {
-            experts: layer.experts,
-            top_k: layer.top_k,
-            scores: RouterScores::Softmax,
-            normalises: true,
-        };
-        let operands = RouteOperands {
-            logits: buffer(logits, tokens * layer.experts),
+        let operands = self.route_operands(tokens, logits);
+        let router = self.layer.router();
+        Ok(route(self.client, router, tokens, block_rows, operands)?)
+    }
+
+    fn route_operands(&self, tokens: usize, logits: &Handle) -> RouteOperands {
+        RouteOperands {
+            logits: buffer(logits, tokens * self.layer.experts),
             dtype: DTYPE,
             correction: None,
             factor: 1.0,
-        };
-        Ok(route(client, router, tokens, block_rows, operands)?)
+        }
     }
 
+    /// Times the layer with the plan for a number of tokens.
     fn figure(&self, tokens: usize, card: &str) -> Result<MoeFigure, BenchError> {
+        let (gate_up, down) = self.layer.problems(tokens);
+        let card_of = Target::of(self.client).card.ok_or(BenchError::Card)?;
+        let plan = plan(&gate_up, &down, tokens, &card_of).ok_or(BenchError::NoTile)?;
+        self.planned(tokens, plan, card)
+    }
+
+    /// Times the layer with every plan.
+    fn every_plan(&self, tokens: usize, card: &str) -> Result<(), BenchError> {
+        let (gate_up, down) = self.layer.problems(tokens);
+        let card_of = Target::of(self.client).card.ok_or(BenchError::Card)?;
+        let tiles = tile_plan(&gate_up, &down, tokens, &card_of).map(LayerPlan::Tiles);
+        let mut plans: Vec<_> = tiles.into_iter().collect();
+        if let Some(planned) = row_plan(&gate_up, &down, tokens, &card_of) {
+            let most = ClustersAtOnce::MOST_BLOCKS;
+            let up_to = |most: usize| CLUSTERS.into_iter().filter(move |&blocks| blocks <= most);
+            for gate_up in up_to(most / 2) {
+                plans.push(LayerPlan::Rows(RowPlan { gate_up, ..planned }));
+            }
+            for down in up_to(most / self.layer.top_k) {
+                plans.push(LayerPlan::Rows(RowPlan { down, ..planned }));
+            }
+        }
+        for plan in plans {
+            if let Err(error) = self.planned(tokens, plan, card) {
+                println!("{plan:?}: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Times the layer with a plan.
+    fn planned(&self, tokens: usize, plan: LayerPlan, card: &str) -> Result<MoeFigure, BenchError> {
         let Self { client, layer, .. } = *self;
         let target = Target::of(client);
-        let card_of = target.card.ok_or(BenchError::Card)?;
         let (gate_up, down) = layer.problems(tokens);
-        let plan = plan(&gate_up, &down, tokens, &card_of).ok_or(BenchError::NoTile)?;
         // Rows of different calls are different rows of the same random numbers.
         let x = activations(client, tokens * CALLS, layer.hidden, DTYPE);
         let row_bytes = (tokens * layer.hidden * 2) as u64;
@@ -255,10 +302,24 @@ impl<'a> Bench<'a> {
         };
         let kernel = marlin_kernels::plan(head, &target).kernel;
         let router = |i: usize| {
+            let x = buffer(&x_of(i), tokens * layer.hidden);
+            let weight = buffer(&self.router, layer.experts * layer.hidden);
+            let out = buffer(&call.logits, tokens * layer.experts);
+            if kernel == Kernel::FloatGemv {
+                let operands = FloatGemvOperands {
+                    x,
+                    norm: None,
+                    weight,
+                    bias: None,
+                    out,
+                };
+                return float_gemv::launch(client, &head, operands);
+            }
             let operands = LmHeadOperands {
-                x: buffer(&x_of(i), tokens * layer.hidden),
-                weight: buffer(&self.router, layer.experts * layer.hidden),
-                out: buffer(&call.logits, tokens * layer.experts),
+                x,
+                weight,
+                bias: None,
+                out,
             };
             match kernel {
                 Kernel::FewColumns => few_columns::launch(client, &head, operands),
@@ -266,36 +327,58 @@ impl<'a> Bench<'a> {
                 _ => Ok(()),
             }
         };
-        let has_router = matches!(kernel, Kernel::FewColumns | Kernel::LmHead(_));
+        let has_router = matches!(
+            kernel,
+            Kernel::FloatGemv | Kernel::FewColumns | Kernel::LmHead(_)
+        );
         let router_us = has_router
             .then(|| time(client, CALLS, |i| Ok(router(i)?)))
             .transpose()?;
-        let routing_us = time(client, CALLS, |_| {
-            self.route(tokens, plan.block_rows, &call.logits).map(drop)
-        })?;
         let layer_us = has_router
             .then(|| {
                 time(client, CALLS, |i| {
                     router(i)?;
-                    let routing = self.route(tokens, plan.block_rows, &call.logits)?;
-                    call.matmuls(i, &x_of(i), &routing)?;
-                    call.sums(&routing)
+                    call.layer(i, &x_of(i), &call.logits)
                 })
             })
             .transpose()?;
-        let routings = self.routings(tokens, plan.block_rows)?;
-        let matmuls_us = time(client, CALLS, |i| call.matmuls(i, &x_of(i), &routings[i]))?;
-        let sums_us = time(client, CALLS, |i| call.sums(&routings[i]))?;
+        let (routing_us, matmuls_us, sums_us) = match plan {
+            LayerPlan::Rows(_) => {
+                let logits = self.logits(tokens);
+                let us = time(client, CALLS, |i| call.layer(i, &x_of(i), &logits[i]))?;
+                (None, us, None)
+            }
+            LayerPlan::Tiles(plan) => {
+                let routings = self.routings(tokens, plan.block_rows)?;
+                let routing = time(client, CALLS, |_| {
+                    self.route(tokens, plan.block_rows, &call.logits).map(drop)
+                })?;
+                let matmuls = time(client, CALLS, |i| {
+                    call.matmuls(i, &x_of(i), &plan, &routings[i])
+                })?;
+                let sums = time(client, CALLS, |i| call.sums(&routings[i]))?;
+                (Some(routing), matmuls, Some(sums))
+            }
+        };
         let floor_us = layer.floor(tokens, card);
-        let tiles = [plan.gate_up, plan.down].map(|launch| launch.tile.to_string());
+        let kernels = match plan {
+            LayerPlan::Rows(plan) => {
+                [plan.gate_up, plan.down].map(|blocks| Kernel::Gemv { blocks }.to_string())
+            }
+            LayerPlan::Tiles(plan) => {
+                [plan.gate_up, plan.down].map(|launch| launch.tile.to_string())
+            }
+        };
         println!(
-            "{:16} {tokens:>6}  {:>9} {:>7} {routing_us:>7.1} {matmuls_us:>9.1} {sums_us:>7.1} {:>9}  {}; {}",
+            "{:16} {tokens:>6}  {:>9} {:>7} {:>7} {matmuls_us:>9.1} {:>7} {:>9}  {}; {}",
             layer.name,
             shown(layer_us),
             shown(router_us),
+            shown(routing_us),
+            shown(sums_us),
             shown(floor_us),
-            tiles[0],
-            tiles[1]
+            kernels[0],
+            kernels[1]
         );
         Ok(MoeFigure {
             digest: record::STEP_DIGEST,
@@ -305,7 +388,7 @@ impl<'a> Bench<'a> {
             top_k: layer.top_k,
             format: layer.spec.to_string(),
             tokens,
-            tiles,
+            kernels,
             layer_us,
             router_us,
             routing_us,
@@ -313,60 +396,6 @@ impl<'a> Bench<'a> {
             sums_us,
             floor_us,
         })
-    }
-}
-
-/// The buffers and problems of calls of a layer.
-struct Call<'a> {
-    bench: &'a Bench<'a>,
-    plan: LayerPlan,
-    problems: (QuantProblem, QuantProblem),
-    /// The outputs of SwiGLU.
-    gated: Handle,
-    rows: Handle,
-    out: Handle,
-    logits: Handle,
-}
-
-impl Call<'_> {
-    fn matmuls(&self, call: usize, x: &Handle, routing: &Routing) -> Result<(), BenchError> {
-        let Layer {
-            hidden,
-            intermediate,
-            ..
-        } = self.bench.layer;
-        let (gate_up, down) = &self.problems;
-        let gated = || buffer(&self.gated, routing.rows() * intermediate);
-        self.bench.multiply(
-            gate_up,
-            RowOrder::Gathered,
-            &self.plan.gate_up,
-            routing,
-            call,
-            [buffer(x, routing.count * hidden), gated()],
-        )?;
-        self.bench.multiply(
-            down,
-            RowOrder::Sorted,
-            &self.plan.down,
-            routing,
-            call,
-            [gated(), buffer(&self.rows, routing.rows() * hidden)],
-        )
-    }
-
-    fn sums(&self, routing: &Routing) -> Result<(), BenchError> {
-        let Bench { client, layer, .. } = self.bench;
-        let (rows, features) = (routing.rows(), layer.hidden);
-        Ok(combine(
-            client,
-            routing,
-            features,
-            DTYPE,
-            buffer(&self.rows, rows * features),
-            None,
-            buffer(&self.out, routing.count * features),
-        )?)
     }
 }
 

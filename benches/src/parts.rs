@@ -128,20 +128,27 @@ pub fn report(model: &Model, rows: usize, position: usize) -> Result<(), BenchEr
     part("o", layers, &mut || {
         layer(&|layer| layer.attention().o_proj.forward_joined(mixed.clone()))
     })?;
-    part("norm, gate_up and SwiGLU", layers, &mut || {
+    part("norm, gate_up and SwiGLU, or router", layers, &mut || {
         layer(&|layer| match &layer.feed_forward {
             FeedForward::SwiGlu(mlp) => {
                 let norm = &layer.feed_forward_norm;
                 let gate_up = &mlp.gate_up_proj;
                 gate_up.forward_add_norm(x.clone(), x.clone(), norm).0
             }
-            FeedForward::Experts(_) => layer.feed_forward_norm.forward_add(x.clone(), x.clone()).0,
+            FeedForward::Experts(mixture) => {
+                let norm = &layer.feed_forward_norm;
+                let router = &mixture.router;
+                router.forward_with_norm(x.clone(), x.clone(), norm).0
+            }
         })
     })?;
+    // Those of the first mixture; without one they are not used.
+    let mixture = model.layers.iter().find_map(Block::mixture);
+    let router_logits = mixture.map_or(x.clone(), |mixture| mixture.router.forward(x.clone()));
     part("down, or experts", layers, &mut || {
         layer(&|layer| match &layer.feed_forward {
             FeedForward::SwiGlu(mlp) => mlp.down_proj.forward_joined(gated.clone()),
-            FeedForward::Experts(mixture) => mixture.forward(x.clone()),
+            FeedForward::Experts(mixture) => mixture.forward(x.clone(), router_logits.clone()),
         })
     })?;
     part("head", 1, &mut || vec![model.head(x.clone())])?;

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use libtest_mimic::Trial;
 use marlin_kernels::ActivationDtype::{BF16, F16};
 use marlin_nn as decode;
-use marlin_testing::relative_error_of_terms;
+use marlin_testing::{relative_error, relative_error_of_terms};
 use marlin_tests::tolerance;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -25,6 +25,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
                 device,
                 "decode::linear_agrees_with_f64",
                 move |device| linears(device, seed),
+            ));
+            tests.push(trial(
+                device,
+                "decode::linear_after_a_norm_agrees_with_f64",
+                move |device| norm_linears(device, seed),
             ));
         }
     }
@@ -124,8 +129,13 @@ fn products(device: &Device, seed: u64) {
 /// The rows, K and N of layers. The numbers of rows lie on both sides of the maximum of the lm_head
 /// kernel. Some sizes are not multiples of a tile, and some rows of weights and activations have a
 /// number of bytes that is not a multiple of 16.
-const LAYERS: [[usize; 3]; 9] = [
+const LAYERS: [[usize; 3]; 14] = [
     [1, 256, 512],
+    [1, 8, 1],
+    [1, 2880, 33],
+    [1, 4104, 130],
+    [1, 8200, 16],
+    [4, 2880, 32],
     [32, 256, 70],
     [33, 256, 70],
     [64, 512, 384],
@@ -158,19 +168,100 @@ fn linears(device: &Device, seed: u64) {
             } else {
                 random([k, n])
             };
-            let out: Tensor<3> = decode::linear(x.clone().unsqueeze(), weight.clone(), None);
+            let bias: Tensor<1> = random([1, n]).reshape([n]);
+            // Layers as in checkpoints have a bias.
+            let of_layer = is_table.then(|| bias.clone());
+            let out: Tensor<3> = decode::linear(x.clone().unsqueeze(), weight.clone(), of_layer);
             assert_eq!(out.dims(), [1, rows, n], "{what}");
             let [x, weight, out] = [values(x), values(weight), values(out)];
+            let bias = values(bias);
             let (mut expected, mut magnitude) = (Vec::new(), Vec::new());
             for (row, column) in (0..rows).flat_map(|row| (0..n).map(move |column| (row, column))) {
                 let terms = (0..k).map(|i| x[row * k + i] * weight[i * n + column]);
-                let [sum, norm] = sum_of(terms);
+                let [sum, norm] = sum_of(terms.chain(is_table.then_some(bias[column])));
                 expected.push(sum);
                 magnitude.push(norm);
             }
             let error = relative_error_of_terms(&out, &expected, &magnitude);
             assert!(
                 error <= tolerance(dtype),
+                "{what}: relative error {error:e}"
+            );
+        }
+    }
+}
+
+/// Checks a layer after an addition to the residual stream and a norm, and the norm and the sum that
+/// it returns.
+fn norm_linears(device: &Device, seed: u64) {
+    const EPSILON: f64 = 1e-3;
+    let mut rng = StdRng::seed_from_u64(seed);
+    for dtype in [F16, BF16] {
+        for ([rows, k, n], has_bias) in [
+            ([1, 2048, 128], false),
+            ([1, 2880, 32], true),
+            ([1, 8, 1], true),
+            ([1, 3072, 70], false),
+            ([1, 8192, 9], true),
+            ([1, 8200, 9], false),
+            ([1, 520, 5000], true),
+            ([3, 2880, 32], true),
+            ([9, 256, 300], true),
+        ] {
+            let what =
+                format!("{rows} rows, [{k}, {n}], bias: {has_bias}, in {dtype}, seed {seed}");
+            let mut random = |shape: [usize; 2]| {
+                let values: Vec<f32> = (0..shape.iter().product())
+                    .map(|_| rng.random_range(-1.0..1.0))
+                    .collect();
+                tensor(&values, shape, dtype, device)
+            };
+            let (x, residual, weight) = (random([rows, k]), random([rows, k]), random([n, k]));
+            let norm: Tensor<1> = random([1, k]).reshape([k]);
+            let bias: Tensor<1> = random([1, n]).reshape([n]);
+            let (out, normalised, sum) = decode::norm_float_linear(
+                x.clone(),
+                residual.clone(),
+                norm.clone(),
+                EPSILON,
+                weight.clone().transpose(),
+                has_bias.then(|| bias.clone()),
+            );
+            assert_eq!(
+                (out.dims(), normalised.dims(), sum.dims()),
+                ([rows, n], [rows, k], [rows, k]),
+                "{what}"
+            );
+            let added = values(x.clone() + residual.clone());
+            assert_eq!(values(sum), added, "the sum of {what}");
+            let [out, normalised, weight] = [out, normalised, weight].map(values);
+            let [norm, bias] = [norm, bias].map(values);
+            let (mut expected, mut magnitude, mut of_norm) = (Vec::new(), Vec::new(), Vec::new());
+            for row in added.chunks(k) {
+                let mean = row.iter().map(|value| value * value).sum::<f64>() / k as f64;
+                let scale = 1.0 / (mean + EPSILON).sqrt();
+                let row: Vec<f64> = row
+                    .iter()
+                    .zip(&norm)
+                    .map(|(x, norm)| x * scale * norm)
+                    .collect();
+                for (column, weight) in weight.chunks(k).enumerate() {
+                    let terms = row.iter().zip(weight).map(|(x, weight)| x * weight);
+                    let [sum, norm] = sum_of(terms.chain(has_bias.then_some(bias[column])));
+                    expected.push(sum);
+                    magnitude.push(norm);
+                }
+                of_norm.extend(row);
+            }
+            // The norm is rounded before and after the multiplication by its weight.
+            let error = relative_error(&normalised, &of_norm);
+            assert!(
+                error <= 2.0 * tolerance(dtype),
+                "the norm of {what}: relative error {error:e}"
+            );
+            let error = relative_error_of_terms(&out, &expected, &magnitude);
+            assert!(
+                error <= 2.0 * tolerance(dtype),
                 "{what}: relative error {error:e}"
             );
         }

@@ -304,6 +304,7 @@ fn heads(device: &Device, seed: u64) {
         let operands = LmHeadOperands {
             x: buffer(&client, &x_bytes, x.len()),
             weight: buffer(&client, &weight_bytes, weight.len()),
+            bias: None,
             out: out_arg,
         };
         lm_head::launch(&client, &problem(rows), kernel, operands)

@@ -5,6 +5,8 @@ mod host;
 mod layer;
 mod operands;
 mod routing;
+mod rows;
+mod stacks;
 
 use crate::kernels::{buffer, bytes, values, weight_buffers};
 use crate::marlin::Bench;
@@ -17,7 +19,7 @@ use marlin_format::{GroupSize, QuantSpec, ScaleDtype, WeightValue};
 use marlin_kernels::device::MIN_CAPABILITY;
 use marlin_kernels::experts::{
     ExpertOperands, RouteOperands, Router, RouterScores, Routing, combine, launches, multiply,
-    plan, route,
+    route, tile_plan,
 };
 use marlin_kernels::tile::{Launch, RowOrder};
 use marlin_kernels::{ActivationDtype, Epilogue, KernelError, QuantProblem};
@@ -29,6 +31,7 @@ use rand::{RngExt, SeedableRng};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     layer::add(tests, device, seed);
+    stacks::add(tests, device);
     if device.name != "cuda" {
         return;
     }
@@ -61,6 +64,21 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         device,
         "experts::a_thousand_runs_give_the_same_bits",
         move |bench| repeats(bench, seed),
+    ));
+    tests.push(on_card(
+        device,
+        "experts::few_rows_agree_with_f64",
+        move |bench| rows::agree(bench, seed),
+    ));
+    tests.push(on_card(
+        device,
+        "experts::a_logit_that_is_not_finite_makes_a_row_nan",
+        move |bench| rows::not_finite(bench, seed),
+    ));
+    tests.push(on_card(
+        device,
+        "experts::a_thousand_runs_of_few_rows_give_the_same_bits",
+        move |bench| rows::repeats(bench, seed),
     ));
     tests.push(on_card(
         device,
@@ -308,7 +326,7 @@ fn repeats(bench: &Bench, seed: u64) {
         experts.descriptor(),
         case.activations,
     );
-    let of_layer = plan(&problem, &problem, case.m, &bench.card)
+    let of_layer = tile_plan(&problem, &problem, case.m, &bench.card)
         .unwrap_or_else(|| panic!("{problem}: no plan"));
     let host = HostRouting::new(&router, &logits, None, 1.0, of_layer.block_rows);
     let x = experts.x(RowOrder::Gathered, &host);

@@ -4,7 +4,8 @@ use crate::rules;
 use crate::toolchain::Compiled;
 use marlin_kernels::experts::{self, Router};
 use marlin_kernels::inspect::{KernelSource, shared_limit};
-use marlin_kernels::matmul::{few_columns, gemv, lm_head};
+use marlin_kernels::matmul::gemv::experts::{ExpertGemvConfig, ExpertRows};
+use marlin_kernels::matmul::{few_columns, float_gemv, gemv, lm_head};
 use marlin_kernels::{ActivationDtype, Epilogue, fp8};
 use marlin_nn::kernels::attention::{
     self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget,
@@ -37,6 +38,12 @@ pub enum Subject {
     Head {
         rows: usize,
         features: usize,
+        dtype: ActivationDtype,
+    },
+    /// The product of one row and a float weight.
+    FloatGemv {
+        features: usize,
+        has_norm: bool,
         dtype: ActivationDtype,
     },
     /// The matmul of one row, for cards with clusters.
@@ -84,6 +91,11 @@ pub enum Subject {
         permutes: bool,
         dtype: ActivationDtype,
     },
+    /// The matmul of few rows of experts, for cards with clusters.
+    ExpertGemv {
+        config: ExpertGemvConfig,
+        has_correction: bool,
+    },
     /// The product of a router.
     FewColumns {
         features: usize,
@@ -106,12 +118,13 @@ impl Subject {
             Self::Norm { .. } | Self::Fp8Rows { .. } | Self::Gates { .. } | Self::Codes { .. } => {
                 Routine::Rows
             }
-            Self::Head { .. } => Routine::Head,
+            Self::Head { .. } | Self::FloatGemv { .. } => Routine::Head,
             Self::Gemv(_) => Routine::Gemv,
             Self::Attention { .. } => Routine::Attention,
             Self::Route { .. }
             | Self::Combine { .. }
             | Self::Gather { .. }
+            | Self::ExpertGemv { .. }
             | Self::FewColumns { .. } => Routine::Experts,
             Self::Flash { .. } => Routine::Flash,
         }
@@ -133,6 +146,11 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
             features,
             dtype,
         } => lm_head::source(rows, features, dtype, capability)?,
+        Subject::FloatGemv {
+            features,
+            has_norm,
+            dtype,
+        } => float_gemv::source(features, has_norm, dtype, capability)?,
         Subject::Gemv(config) => gemv::source(&config, capability)?,
         Subject::Attention {
             group,
@@ -185,6 +203,10 @@ pub fn source(subject: &Subject, capability: u32) -> Result<KernelSource, Box<dy
             permutes,
             dtype,
         } => experts::gather_source(of_tokens, permutes, dtype, capability)?,
+        Subject::ExpertGemv {
+            config,
+            has_correction,
+        } => gemv::experts::expert_source(&config, has_correction, capability)?,
         Subject::FewColumns { features, dtype } => {
             few_columns::source(features, dtype, capability)?
         }
@@ -207,7 +229,16 @@ pub fn broken(subject: &Subject, capability: u32, compiled: &Compiled) -> Vec<St
     let mut words = 0;
     let is_there = |load: &str| match subject {
         // The first loads of the weight, which bypass the first-level cache.
-        Subject::Gemv(_) => load.contains("NA"),
+        Subject::Gemv(_) | Subject::FloatGemv { .. } => load.contains("NA"),
+        // Logits, which are complete before summed rows are multiplied, and the corrections.
+        Subject::ExpertGemv {
+            config,
+            has_correction,
+        } if config.rows == ExpertRows::Summed => {
+            load.contains("NA")
+                || load.ends_with(".STRONG.GPU")
+                || *has_correction && load == "LDG.E.CONSTANT"
+        }
         // A decode step may load the first cached keys and values, which are the only wide loads
         // from buffers that the kernel also writes. It may also load the row's position and slot,
         // and the pages of a lane's first positions, of which there are at most four.

@@ -191,7 +191,7 @@ impl Code {
             .iter()
             .position(|instruction| instruction.opcode.starts_with("ACQBULK"))?;
         let is_load = |opcode: &&str| {
-            ["LDG", "LD.", "LDGSTS", "UBLKCP", "UTMALDG", "ATOMG", "RED"]
+            ["LDG", "LD.", "LDGSTS", "UBLKCP", "UTMALDG", "ATOMG", "RED."]
                 .iter()
                 .any(|load| opcode.starts_with(load))
         };

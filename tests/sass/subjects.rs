@@ -1,11 +1,12 @@
 //! The lists of the kernels of a decode step, each with its name.
 
+mod experts;
+
 use crate::decode::Subject;
 use crate::{Card, tiles};
 use marlin_format::{GroupSize, WeightValue};
 use marlin_kernels::ActivationDtype::{BF16, F16, F32};
 use marlin_kernels::device::FP8_CAPABILITY;
-use marlin_kernels::experts::{Router, RouterScores};
 use marlin_kernels::matmul::gemv;
 use marlin_kernels::{Epilogue, Prologue};
 use marlin_nn::CacheFormat;
@@ -17,8 +18,10 @@ pub fn subjects(card: Card) -> Vec<(String, Subject)> {
         rows(),
         fp8_rows(card),
         heads(),
+        float_gemv(),
         gemv(card),
-        experts(),
+        experts::routing(),
+        experts::few_rows(card),
         attention(),
         codes(),
         flash(),
@@ -98,69 +101,28 @@ fn heads() -> Vec<(String, Subject)> {
     heads.map(named).into()
 }
 
-/// Returns the routing and the weighted sums of mixtures of experts.
-fn experts() -> Vec<(String, Subject)> {
-    let mut subjects = Vec::new();
-    for (experts, top_k, scores, normalises, dtype) in [
-        (8, 2, RouterScores::Softmax, true, F16),
-        (60, 4, RouterScores::Softmax, false, BF16),
-        (128, 8, RouterScores::Softmax, true, BF16),
-        (256, 8, RouterScores::Sigmoid, true, F16),
-    ] {
-        let router = Router {
-            experts,
-            top_k,
-            scores,
-            normalises,
-        };
-        for (tokens, kernel, block_rows, of) in [
-            (1, 0, 8, "routing of one token to"),
-            (30, 0, 16, "routing to"),
-            (300, 0, 32, "choice of"),
-            (300, 1, 32, "sorting by"),
-        ] {
-            subjects.push((
-                format!("{of} {top_k} of {experts} experts {dtype}"),
-                Subject::Route {
-                    router,
-                    tokens,
-                    kernel,
-                    block_rows,
-                    has_correction: scores == RouterScores::Sigmoid,
-                    dtype,
-                },
-            ));
-        }
-        subjects.push((
-            format!("sums of {top_k} of {experts} experts {dtype}"),
-            Subject::Combine {
-                top_k,
-                has_beside: normalises,
+/// Returns the products of one row and a float weight, with and without a norm.
+fn float_gemv() -> Vec<(String, Subject)> {
+    let named = |(features, has_norm, dtype)| {
+        let norm = if has_norm { " norm" } else { "" };
+        (
+            format!("float gemv of {features} {dtype}{norm}"),
+            Subject::FloatGemv {
+                features,
+                has_norm,
                 dtype,
             },
-        ));
-    }
-    for (name, of_tokens, permutes, dtype) in [
-        ("act-order of tokens", true, true, F16),
-        ("act-order of rows", false, true, BF16),
-        ("rows of tokens", true, false, BF16),
-    ] {
-        subjects.push((
-            format!("{name} of experts {dtype}"),
-            Subject::Gather {
-                of_tokens,
-                permutes,
-                dtype,
-            },
-        ));
-    }
-    for (features, dtype) in [(2048, BF16), (2880, BF16), (4096, F16)] {
-        subjects.push((
-            format!("router of {features} features {dtype}"),
-            Subject::FewColumns { features, dtype },
-        ));
-    }
-    subjects
+        )
+    };
+    let products = [
+        (2048, true, BF16),
+        (2880, true, BF16),
+        (4096, false, BF16),
+        (896, true, F16),
+        (8192, false, F16),
+        (8192, true, F16),
+    ];
+    products.map(named).into()
 }
 
 /// Returns the matmuls of one row, with and without the norm, for cards with clusters.
@@ -206,6 +168,8 @@ fn gemv(card: Card) -> Vec<(String, Subject)> {
                         sparsity,
                         prologue,
                         epilogue,
+                        experts: None,
+                        has_short_steps: false,
                     };
                     if gemv::takes_format(&config) {
                         subjects.push((gemv_name(&config), Subject::Gemv(config)));
@@ -227,6 +191,7 @@ fn gemv_name(config: &gemv::GemvConfig) -> String {
         sparsity,
         prologue,
         epilogue,
+        ..
     } = config;
     let dtype = if *bf16 { "bf16" } else { "f16" };
     let zeros = if *zero_points { " zeros" } else { "" };

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use marlin_format::{
     GroupSize, QuantSpec, ScaleDtype, WeightDescriptor, WeightLayout, WeightValue,
 };
-use marlin_kernels::experts::expected_row_blocks;
+use marlin_kernels::experts::{Router, RouterScores, expected_row_blocks};
 use marlin_kernels::{Epilogue, QuantProblem};
 
 /// A model with a mixture of experts.
@@ -65,6 +65,16 @@ impl MoeModel {
 }
 
 impl Layer {
+    /// Returns a router of the layer's sizes.
+    pub fn router(&self) -> Router {
+        Router {
+            experts: self.experts,
+            top_k: self.top_k,
+            scores: RouterScores::Softmax,
+            normalises: true,
+        }
+    }
+
     /// Returns the weights of gates and ups, and of down.
     pub fn weights(&self) -> (WeightDescriptor, WeightDescriptor) {
         let of = |k, n| {

@@ -97,6 +97,17 @@ pub enum Error {
         /// The shape found.
         found: String,
     },
+    /// A model has no stacked weights of experts at a path.
+    #[error(
+        "the model has no float parameter [experts, K, N] at `{path}`; it has {}",
+        listed(found)
+    )]
+    NoStack {
+        /// The path that was asked for.
+        path: String,
+        /// The paths of the model's float parameters of three dimensions.
+        found: Vec<String>,
+    },
     /// The router of a mixture chooses more experts than there are, or than the kernels support.
     #[error(transparent)]
     Router(KernelError),
@@ -176,6 +187,15 @@ impl Error {
             },
             other => other,
         }
+    }
+}
+
+/// Returns a list of paths, or that there are none.
+fn listed(paths: &[String]) -> String {
+    if paths.is_empty() {
+        "no parameter of three dimensions".into()
+    } else {
+        paths.join(", ")
     }
 }
 

@@ -1,5 +1,6 @@
 //! The experts of a mixture as a Burn module.
 
+mod model;
 mod portable;
 mod weights;
 
@@ -14,6 +15,7 @@ use marlin_format::{PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFo
 use marlin_kernels::{ActivationDtype, Epilogue, Plan, QuantProblem, Runtime};
 
 pub use marlin_kernels::experts::{MAX_TOP_K, Router, RouterScores};
+pub use model::ExpertPaths;
 pub use portable::gated;
 pub use weights::dense_weights;
 

@@ -1,6 +1,6 @@
 //! The choice of a kernel for every matmul of the project. This is host code that needs no device.
 
-use crate::matmul::{few_columns, gemv, host, lm_head};
+use crate::matmul::{few_columns, float_gemv, gemv, host, lm_head};
 use crate::tile::{self, Launch};
 use crate::{
     ActivationDtype, Card, Epilogue, FloatProblem, Problem, Prologue, QuantProblem, Runtime, Target,
@@ -30,6 +30,8 @@ pub enum Kernel {
     Host,
     /// [`lm_head`]: a float weight whose columns are contiguous.
     LmHead(lm_head::LmHeadKernel),
+    /// [`float_gemv`]: one row and a float weight, with the norm in the kernel.
+    FloatGemv,
     /// [`few_columns`]: a float weight of few columns, the router of a mixture of experts.
     FewColumns,
     /// The backend's own matmul of a float weight.
@@ -47,6 +49,7 @@ impl fmt::Display for Kernel {
             Self::Host => f.write_str("host"),
             Self::LmHead(lm_head::LmHeadKernel::TensorCores) => f.write_str("head (tensor cores)"),
             Self::LmHead(lm_head::LmHeadKernel::Planes) => f.write_str("head (planes)"),
+            Self::FloatGemv => f.write_str("float gemv"),
             Self::FewColumns => f.write_str("few columns"),
             Self::FloatMatmul => f.write_str("Burn's matmul"),
             Self::DequantizeThenMatmul => f.write_str("dequantise, then matmul"),
@@ -337,6 +340,9 @@ fn float(problem: &FloatProblem, target: &Target) -> Plan {
             true => Plan::product(Kernel::Host, Reason::FloatWeight),
             false => Plan::product(Kernel::FloatMatmul, Reason::ManyRows),
         };
+    }
+    if float_gemv::supports(problem, target) {
+        return Plan::product(Kernel::FloatGemv, Reason::FloatWeight);
     }
     if few_columns::supports(problem, target) {
         return Plan::product(Kernel::FewColumns, Reason::FloatWeight);

@@ -18,7 +18,6 @@ use crate::portable;
 use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
 use burn::tensor::{FloatDType, Int, Tensor};
-use burn_marlin::QuantLinear;
 use burn_marlin::backend::activation_dtype;
 use marlin_kernels::{ActivationDtype, Epilogue};
 
@@ -62,55 +61,6 @@ pub fn add_rms_norm<const D: usize>(
     (portable::rms_norm(sum.clone(), weight, epsilon), sum)
 }
 
-/// Applies a linear layer to the RMSNorm of `residual + x`. Returns the output of the layer, and
-/// the sum `residual + x`. The computation is that of [`add_rms_norm`] followed by the layer. For
-/// one row on NVIDIA cards from compute capability 9.0 on, the norm and the layer run in one
-/// launch.
-///
-/// With [`Epilogue::SwiGlu`] the layer computes the gate and up projections side by side, and the
-/// output is `silu(gate) * up`. On tensor cores the matmul kernel computes SwiGLU before it rounds
-/// the projections.
-///
-/// # Panics
-/// Panics if the last dimension of `x` is not K, or if `residual` has another shape than `x`.
-pub fn norm_linear<const D: usize>(
-    linear: &QuantLinear,
-    x: Tensor<D>,
-    residual: Tensor<D>,
-    norm: Tensor<1>,
-    epsilon: f64,
-    epilogue: Epilogue,
-) -> (Tensor<D>, Tensor<D>) {
-    let weight = linear.weight();
-    if !takes(&x) || weight.adapter().is_some() {
-        let (x, sum) = add_rms_norm(x, residual, norm, epsilon);
-        return (apply(epilogue, linear.forward(x)), sum);
-    }
-    let ([k, _], found, features) = (weight.dims(), x.dims(), norm.dims()[0]);
-    assert!(
-        found.last() == Some(&k) && residual.dims() == found && features == k,
-        "activations {found:?}, a residual stream {:?} and a norm of {features} features, the weight has K = {k}",
-        residual.dims()
-    );
-    let bias = linear.bias_in(x.dtype()).map(Tensor::into_dispatch).into();
-    let [x, residual, norm] = [
-        x.into_dispatch(),
-        residual.into_dispatch(),
-        norm.into_dispatch(),
-    ];
-    let (out, sum) = Dispatch::decode_norm_linear(
-        x,
-        residual,
-        norm,
-        epsilon,
-        weight.to_op(),
-        weight.descriptor(),
-        bias,
-        epilogue,
-    );
-    (Tensor::from_dispatch(out), Tensor::from_dispatch(sum))
-}
-
 /// Applies an epilogue to the output of a matmul. With a gated epilogue, the first half of the last
 /// dimension of `out` [.., 2 * features] has gates, the second half ups, and the result is
 /// [.., features].
@@ -135,32 +85,6 @@ pub fn embed(table: Tensor<2>, rows: &Tensor<2, Int>) -> Tensor<2> {
         ));
     }
     portable::embed(table, rows)
-}
-
-/// Applies a float linear layer: returns `x` [.., K] times `weight` [K, N], plus `bias` `[N]`, in
-/// the shape [.., N].
-///
-/// A product of few rows runs in [a separate kernel](marlin_kernels::matmul::lm_head) if the weight
-/// is the transpose of a contiguous [N, K], as checkpoints store it. Burn's matmul would read such
-/// a weight at a quarter of the card's bandwidth. Other products run in Burn's matmul; on CUDA in
-/// 16 bits, in one of Burn's kernels for tensor cores, without autotuning, as in [`matmul`].
-pub fn linear<const D: usize>(
-    x: Tensor<D>,
-    weight: Tensor<2>,
-    bias: Option<Tensor<1>>,
-) -> Tensor<D> {
-    if !takes(&x) || weight.dtype() != x.dtype() {
-        return burn::tensor::module::linear(x, weight, bias);
-    }
-    let (mut shape, [k, n]) = (x.shape(), weight.dims());
-    let rows = shape.num_elements() / k.max(1);
-    shape[D - 1] = n;
-    let out = Dispatch::decode_linear(x.reshape([rows, k]).into_dispatch(), weight.into_dispatch());
-    let out = Tensor::<2>::from_dispatch(out).reshape(shape);
-    match bias {
-        Some(bias) => out + bias.unsqueeze(),
-        None => out,
-    }
 }
 
 /// Multiplies the matrices of a prompt's attention: [batch, heads, M, K] times [batch, heads, K,

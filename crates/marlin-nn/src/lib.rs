@@ -37,6 +37,7 @@ mod functions;
 #[cfg(feature = "flex")]
 mod host;
 pub mod kernels;
+mod linear;
 pub mod ops;
 mod portable;
 mod rows;
@@ -48,12 +49,13 @@ pub use cache::{
 pub use device::{MAX_PASS_ROWS, has_flash_attention, has_kernels, takes_prompts};
 pub use error::DecodeError;
 pub use functions::{
-    add_rms_norm, apply, attention, embed, linear, log_likelihoods, logprobs, matmul, norm_linear,
-    prompt_attention, rms_norm, sample,
+    add_rms_norm, apply, attention, embed, log_likelihoods, logprobs, matmul, prompt_attention,
+    rms_norm, sample,
 };
 pub use kernels::flash::{TILE_WORDS, most_tiles, tiles};
 pub use kernels::sample::{LOGPROB_WORDS, MAX_LOGPROBS, SlotTokens, TokenTable, bitmap};
 pub use kernels::{SequenceState, SequenceStatus};
+pub use linear::{linear, norm_float_linear, norm_linear};
 pub use portable::rotate;
 pub use rows::{
     LogprobsRead, RowsRead, TokenLogprobs, read_rows, start_reading, start_reading_logprobs, words,

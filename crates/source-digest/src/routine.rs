@@ -20,7 +20,7 @@ pub enum Routine {
     Wgmma,
     /// The matmul of one row, on clusters of blocks.
     Gemv,
-    /// The logits of a float lm_head.
+    /// The products of float weights: the logits of an lm_head, and one row.
     Head,
     /// The RMS norm, the SiLU gate with its multiplication, the conversion of rows of a KV cache,
     /// and the rounding of rows of activations to e4m3.
@@ -77,7 +77,10 @@ impl Routine {
             Self::Wgmma => &["marlin_kernels::matmul::wgmma::source"],
             Self::Gemv => &["marlin_kernels::matmul::gemv::source"],
             // The kernel for one row has no text in the ledger, and is a part of a decode step.
-            Self::Head => &["marlin_kernels::matmul::lm_head"],
+            Self::Head => &[
+                "marlin_kernels::matmul::lm_head",
+                "marlin_kernels::matmul::float_gemv",
+            ],
             Self::Rows => &[
                 "marlin_kernels::fp8::source",
                 "marlin_nn::kernels::rms_norm_source",
@@ -90,6 +93,7 @@ impl Routine {
                 "marlin_kernels::experts::route_sources",
                 "marlin_kernels::experts::combine_source",
                 "marlin_kernels::experts::gather_source",
+                "marlin_kernels::matmul::gemv::experts::expert_source",
                 "marlin_kernels::matmul::few_columns::source",
             ],
             Self::Ladder => &["ladder::source::source"],

@@ -44,6 +44,7 @@ pub(super) fn agrees(device: &Device, seed: u64) {
             let operands = LmHeadOperands {
                 x: buffer(&client, &x_bytes, x.len()),
                 weight: buffer(&client, &weight_bytes, weight.len()),
+                bias: None,
                 out: out_arg,
             };
             launch(&client, &problem, operands)

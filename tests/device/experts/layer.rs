@@ -46,21 +46,21 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
 }
 
 /// A layer and its values in f64.
-struct Layer {
-    router: Router,
-    hidden: usize,
+pub struct Layer {
+    pub router: Router,
+    pub hidden: usize,
     intermediate: usize,
-    gate_up: Vec<Operands>,
-    down: Vec<Operands>,
-    correction: Option<Vec<f32>>,
-    factor: f64,
-    has_biases: bool,
-    epilogue: Epilogue,
-    activations: ActivationDtype,
+    pub gate_up: Vec<Operands>,
+    pub down: Vec<Operands>,
+    pub correction: Option<Vec<f32>>,
+    pub factor: f64,
+    pub has_biases: bool,
+    pub epilogue: Epilogue,
+    pub activations: ActivationDtype,
 }
 
 impl Layer {
-    fn random(
+    pub fn random(
         router: Router,
         [hidden, intermediate]: [usize; 2],
         spec: QuantSpec,
@@ -144,7 +144,7 @@ impl Layer {
     }
 
     /// Returns activations and logits of tokens.
-    fn inputs(&self, tokens: usize, rng: &mut StdRng) -> [Vec<f32>; 2] {
+    pub fn inputs(&self, tokens: usize, rng: &mut StdRng) -> [Vec<f32>; 2] {
         [self.hidden, self.router.experts].map(|width| {
             let mut value = |_| round(rng.random_range(-1.0..1.0), self.activations);
             (0..tokens * width).map(&mut value).collect()
@@ -180,7 +180,7 @@ impl Layer {
     }
 
     /// Returns the outputs in f64.
-    fn expected(&self, x: &[f32], logits: &[f32]) -> Vec<f64> {
+    pub fn expected(&self, x: &[f32], logits: &[f32]) -> Vec<f64> {
         let routing = host::route(
             &self.router,
             logits,
@@ -208,7 +208,7 @@ impl Layer {
 }
 
 /// Three results are rounded one after the other: gated values, an expert's outputs and their sum.
-fn layer_tolerance(dtype: ActivationDtype) -> f64 {
+pub fn layer_tolerance(dtype: ActivationDtype) -> f64 {
     3.0 * tolerance(dtype)
 }
 

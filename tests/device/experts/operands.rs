@@ -49,16 +49,7 @@ impl Experts {
 
     /// Returns the tensors of all experts, one below the other.
     pub fn tensors(&self) -> WeightTensors<Vec<u8>> {
-        let mut all = self.experts[0].tiles().clone();
-        for operands in &self.experts[1..] {
-            let of = operands.tiles();
-            all.qweight.extend(&of.qweight);
-            all.scales.extend(&of.scales);
-            if let (Some(all), Some(of)) = (&mut all.zero_points, &of.zero_points) {
-                all.extend(of);
-            }
-        }
-        all
+        stacked(&self.experts)
     }
 
     pub fn problem(&self, routing: &Routing, epilogue: Epilogue) -> QuantProblem {
@@ -144,6 +135,20 @@ impl Experts {
             .unwrap_or_else(|error| panic!("{problem}, {launch:?}: {error}"))
             .to_vec()
     }
+}
+
+/// Returns the tensors of experts in the tile layout, one below the other.
+pub fn stacked(experts: &[Operands]) -> WeightTensors<Vec<u8>> {
+    let mut all = experts[0].tiles().clone();
+    for operands in &experts[1..] {
+        let of = operands.tiles();
+        all.qweight.extend(&of.qweight);
+        all.scales.extend(&of.scales);
+        if let (Some(all), Some(of)) = (&mut all.zero_points, &of.zero_points) {
+            all.extend(of);
+        }
+    }
+    all
 }
 
 pub fn case(spec: QuantSpec, [m, k, n]: [usize; 3]) -> Case {

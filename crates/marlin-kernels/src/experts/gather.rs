@@ -9,6 +9,8 @@ use cubecl::prelude::*;
 
 /// The number of units of a cube.
 pub(super) const UNITS: usize = 256;
+/// The number of rows that a unit loads at the same time.
+const LOADS: usize = 4;
 
 /// Operands of [`gather`]. All are contiguous.
 pub struct GatherOperands {
@@ -114,15 +116,27 @@ pub(super) fn permuted_rows<F: Float, N: Size>(
             }
             ComptimeOption::None => {}
         }
-        let first = block.extract(1usize);
-        for row in first..first + block.extract(2usize) {
-            let mut from = row;
-            #[comptime]
-            match tokens {
-                ComptimeOption::Some(tokens) => from = tokens[row as usize],
-                ComptimeOption::None => {}
+        let (mut row, rows) = (block.extract(1usize), block.extract(2usize));
+        let last = row + rows - 1;
+        while row <= last {
+            let mut values = Array::<Vector<F, N>>::new(LOADS);
+            #[unroll]
+            for i in 0..LOADS {
+                // Rows after the last are the last one again.
+                let mut from = min(row + comptime!(i as u32), last);
+                #[comptime]
+                match tokens {
+                    ComptimeOption::Some(tokens) => from = tokens[from as usize],
+                    ComptimeOption::None => {}
+                }
+                values[i] = x[(from * vectors + source) as usize];
             }
-            out[(row * vectors + place) as usize] = x[(from * vectors + source) as usize];
+            #[unroll]
+            for i in 0..LOADS {
+                let to = min(row + comptime!(i as u32), last);
+                out[(to * vectors + place) as usize] = values[i];
+            }
+            row += comptime!(LOADS as u32);
         }
     }
 }

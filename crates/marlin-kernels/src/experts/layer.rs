@@ -1,4 +1,7 @@
-use super::{ExpertOperands, LayerPlan, RouteOperands, Router, combine, multiply, route};
+use super::{
+    ExpertOperands, LayerPlan, RouteOperands, Router, RowPlan, TilePlan, combine, multiply, route,
+};
+use crate::matmul::gemv::experts::{self as gemv, ExpertGemvOperands, ExpertRows};
 use crate::tile::RowOrder;
 use crate::{KernelError, QuantProblem, WeightBuffers};
 use cubecl::client::Client;
@@ -28,13 +31,61 @@ pub struct LayerOperands {
 /// epilogue of the first is a SwiGLU.
 ///
 /// # Errors
-/// The errors of [`route`], [`multiply`] and [`combine`].
+/// An error for operands of the wrong length, and for problems and a router that the plan is not
+/// for.
 pub fn layer(
     client: &Client,
     router: Router,
     gate_up: &QuantProblem,
     down: &QuantProblem,
     plan: &LayerPlan,
+    operands: LayerOperands,
+) -> Result<(), KernelError> {
+    match plan {
+        LayerPlan::Rows(plan) => rows(client, router, gate_up, down, plan, operands),
+        LayerPlan::Tiles(plan) => tiles(client, router, gate_up, down, plan, operands),
+    }
+}
+
+/// Computes a layer of few rows in two launches.
+fn rows(
+    client: &Client,
+    router: Router,
+    gate_up: &QuantProblem,
+    down: &QuantProblem,
+    plan: &RowPlan,
+    operands: LayerOperands,
+) -> Result<(), KernelError> {
+    let elements = gate_up.m * gate_up.outputs();
+    let gated = client.empty(elements.max(1) * gate_up.activations.elem().size());
+    // SAFETY: the buffer was allocated with these elements.
+    let gated = || unsafe { BufferArg::from_raw_parts(gated.clone(), elements) };
+    let gates = ExpertGemvOperands {
+        x: operands.x,
+        route: operands.route.again(),
+        weight: operands.gate_up,
+        bias: operands.gate_up_bias,
+        out: gated(),
+    };
+    let rows = ExpertRows::Gathered;
+    gemv::launch(client, gate_up, rows, router, plan.gate_up, gates)?;
+    let sums = ExpertGemvOperands {
+        x: gated(),
+        route: operands.route,
+        weight: operands.down,
+        bias: operands.down_bias,
+        out: operands.out,
+    };
+    gemv::launch(client, down, ExpertRows::Summed, router, plan.down, sums)
+}
+
+/// Computes a layer with tiles of rows of one expert.
+fn tiles(
+    client: &Client,
+    router: Router,
+    gate_up: &QuantProblem,
+    down: &QuantProblem,
+    plan: &TilePlan,
     operands: LayerOperands,
 ) -> Result<(), KernelError> {
     let LayerOperands {

@@ -1,7 +1,8 @@
 //! Mixtures of experts: a router chooses experts for each token, and the token's row of activations
 //! is multiplied by the matrices of these experts alone.
 //!
-//! The kernels of a layer on NVIDIA cards, in order:
+//! A layer of many rows on NVIDIA cards sorts them by expert and multiplies tiles of them. Its
+//! kernels, in order:
 //!
 //! | kernel | from | to |
 //! |---|---|---|
@@ -12,6 +13,10 @@
 //!
 //! `layer` launches all of them. Before a product, `gather` permutes rows for weights with act-order,
 //! and copies rows of tokens to the order of experts for tiles of `wgmma`.
+//!
+//! A layer of few rows on cards with clusters multiplies each row by itself, in two launches that
+//! choose the experts and add the outputs, too ([`matmul::gemv::experts`](crate::matmul::gemv::experts)).
+//! `plan` decides between both.
 //!
 //! A row is one token at one of its experts, so there are tokens x `top_k` rows. The order of
 //! experts is that of the experts' numbers and, within an expert, that of the tokens. The numbers
@@ -40,7 +45,7 @@ mod multiply;
 #[cfg(feature = "cubecl-runtime")]
 mod plan;
 #[cfg(feature = "cubecl-runtime")]
-mod route;
+pub(crate) mod route;
 mod router;
 #[cfg(feature = "inspect")]
 mod source;
@@ -54,7 +59,9 @@ pub use layer::{LayerOperands, layer};
 #[cfg(feature = "cubecl-runtime")]
 pub use multiply::{ExpertOperands, multiply};
 #[cfg(feature = "cubecl-runtime")]
-pub use plan::{LayerPlan, expected_row_blocks, launches, plan};
+pub use plan::{
+    LayerPlan, RowPlan, TilePlan, expected_row_blocks, launches, plan, row_plan, tile_plan,
+};
 #[cfg(feature = "cubecl-runtime")]
 pub use route::RouteKernels;
 #[cfg(feature = "cubecl-runtime")]

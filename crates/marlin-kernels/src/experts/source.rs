@@ -25,6 +25,7 @@ pub fn route_sources(
     capability: u32,
 ) -> Result<Vec<KernelSource>, CompilationError> {
     let (correction, uses_pdl) = (optional(has_correction), pdl::is_supported_by(capability));
+    let halves = dtype != ActivationDtype::F32;
     let one = |units| {
         (
             settings(units, ExecutionMode::Unchecked),
@@ -48,6 +49,7 @@ pub fn route_sources(
                 (),
                 (),
                 router,
+                halves,
                 block_rows,
                 uses_pdl,
                 dtype.elem(),
@@ -70,6 +72,7 @@ pub fn route_sources(
                 (),
                 (),
                 router,
+                halves,
                 block_rows,
                 uses_pdl,
                 dtype.elem(),
@@ -89,6 +92,7 @@ pub fn route_sources(
                 (),
                 (),
                 router,
+                halves,
                 uses_pdl,
                 dtype.elem(),
             );

@@ -1,6 +1,7 @@
 //! The matmul routines, each in a folder.
 
 pub mod few_columns;
+pub mod float_gemv;
 pub mod gemv;
 pub mod host;
 pub mod lm_head;

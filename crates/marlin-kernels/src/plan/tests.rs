@@ -354,3 +354,26 @@ fn plans_of_many_lengths_are_not_kept_without_end() {
     }
     assert!(PLANS.lock().unwrap_or_else(PoisonError::into_inner).len() <= MAX_PLANS);
 }
+
+#[test]
+fn float_projections_of_few_rows_have_kernels_of_their_own() {
+    let kernel =
+        |m, k, n, dtype, target: &Target| plan(FloatProblem { m, k, n, dtype }, target).kernel;
+    let (bf16, card) = (ActivationDtype::BF16, cuda(90));
+    let tensor_cores = Kernel::LmHead(lm_head::LmHeadKernel::TensorCores);
+    let planes = Kernel::LmHead(lm_head::LmHeadKernel::Planes);
+    for (m, k, n, expected) in [
+        (1, 2880, 32, Kernel::FloatGemv),
+        (1, 2880, 5120, Kernel::FloatGemv),
+        (1, 8200, 32, planes),
+        (1, 2880, 201_088, planes),
+        (2, 2880, 32, Kernel::FewColumns),
+        (8, 2880, 5120, Kernel::FewColumns),
+        (9, 2880, 5120, tensor_cores),
+        (128, 2880, 32, Kernel::FewColumns),
+    ] {
+        assert_eq!(kernel(m, k, n, bf16, &card), expected, "{m} x {k} x {n}");
+    }
+    assert_eq!(kernel(1, 2880, 32, ActivationDtype::F32, &card), planes);
+    assert_eq!(kernel(1, 2880, 32, bf16, &Target::FLEX), Kernel::Host);
+}

@@ -116,6 +116,33 @@ pub fn ld_global_l2_16(address: u64) -> U4 {
     read::<U4>(value)
 }
 
+/// Loads 8 bytes like [`ld_global_l2_16()`].
+#[cube]
+pub fn ld_global_l2_8(address: u64) -> U2 {
+    let value: U2;
+    gpu_asm!("ld.global.cg.v2.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address));
+    read::<U2>(value)
+}
+
+/// Loads 4 bytes like [`ld_global_l2_16()`].
+#[cube]
+pub fn ld_global_l2_4(address: u64) -> u32 {
+    let value: u32;
+    gpu_asm!("ld.global.cg.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address));
+    read::<u32>(value)
+}
+
+/// Loads 2 bytes like [`ld_global_l2_16()`]; the upper half of the word is zero.
+#[cube]
+pub fn ld_global_l2_2(address: u64) -> u32 {
+    let value: u32;
+    gpu_asm!(
+        "{{ .reg .u16 t; ld.global.cg.u16 t, [{a}]; cvt.u32.u16 {v}, t; }}",
+        v = out(_) value, a = in(_) read::<u64>(address)
+    );
+    read::<u32>(value)
+}
+
 /// `ld.acquire.gpu`: loads a value; writes before the release of the value are then visible.
 #[cube]
 pub fn ld_acquire(address: u64) -> u32 {

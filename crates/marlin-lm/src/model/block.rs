@@ -3,7 +3,7 @@ use burn::tensor::{FloatDType, Tensor};
 use marlin_nn as decode;
 
 use super::prompt::Span;
-use super::{Attention, Mixture, ProjectionGroup, RmsNorm, Rope, SwiGlu};
+use super::{Attention, Mixture, Projection, ProjectionGroup, RmsNorm, Rope, SwiGlu};
 use crate::architectures::ProjectionKind;
 
 /// One transformer block.
@@ -119,8 +119,9 @@ impl Block {
                 stream.plus(mlp.down_proj.forward_joined(gated))
             }
             FeedForward::Experts(mixture) => {
-                let (x, stream) = stream.normalize(&self.feed_forward_norm);
-                stream.plus(mixture.forward(x))
+                let (logits, x, stream) =
+                    stream.project_beside(&self.feed_forward_norm, &mixture.router);
+                stream.plus(mixture.forward(x, logits))
             }
         }
     }
@@ -190,6 +191,22 @@ impl<const D: usize> Residual<D> {
             }
         };
         (out, Self::new(sum))
+    }
+
+    /// Returns the projection of the normalised stream, the normalised stream, and the stream.
+    pub fn project_beside(
+        self,
+        norm: &RmsNorm,
+        projection: &Projection,
+    ) -> (Tensor<D>, Tensor<D>, Self) {
+        let (out, x, sum) = match self.last {
+            Some(last) => projection.forward_with_norm(last, self.sum, norm),
+            None => {
+                let x = norm.forward(self.sum.clone());
+                (projection.forward(x.clone()), x, self.sum)
+            }
+        };
+        (out, x, Self::new(sum))
     }
 
     /// Returns the normalised stream, and the stream.

@@ -68,9 +68,8 @@ pub struct SharedExpert {
 
 impl Mixture {
     /// Returns the weighted sum [.., hidden] of each token's experts, for activations
-    /// [.., hidden].
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let logits = self.router.forward(x.clone());
+    /// [.., hidden] and the router's logits [.., experts].
+    pub fn forward<const D: usize>(&self, x: Tensor<D>, logits: Tensor<D>) -> Tensor<D> {
         let shared = self.shared.as_ref().map(|shared| shared.forward(x.clone()));
         let out = self.experts.forward(x, logits);
         match shared {

@@ -84,7 +84,7 @@ impl Model {
             };
             let mut products: Vec<Product<'_>> = shape.projections().flat_map(of_shape).collect();
             if let Some(experts) = shape.experts() {
-                // The norm before experts is a separate kernel, because the router takes its
+                // The norm before experts is a part of the router's matmul, which returns its
                 // output, too. Without a norm, the matmul of a shared expert has no epilogue
                 // either.
                 for product in &mut products[1..] {
@@ -170,8 +170,10 @@ fn routers<'a>(
     of_model: &'a Block,
 ) -> impl Iterator<Item = Product<'a>> {
     let mixture = of_model.mixture();
-    let router =
-        mixture.map(|mixture| Product::plain(shape.router_of(block).name, &mixture.router));
+    let router = mixture.map(|mixture| Product {
+        prologue: Prologue::AddRmsNorm,
+        ..Product::plain(shape.router_of(block).name, &mixture.router)
+    });
     let shared = mixture.and_then(|mixture| mixture.shared.as_ref());
     let gate = shape.shared_gate_of(block).zip(shared);
     let gate = gate.map(|(layer, shared)| Product::plain(layer.name, &shared.gate));

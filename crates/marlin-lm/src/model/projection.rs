@@ -51,8 +51,8 @@ impl Projection {
     ) -> (Tensor<D>, Tensor<D>) {
         match self {
             Self::Dense(_) => {
-                let (x, sum) = norm.forward_add(x, residual);
-                (marlin_nn::apply(epilogue, self.forward(x)), sum)
+                let (out, _, sum) = self.forward_with_norm(x, residual, norm);
+                (marlin_nn::apply(epilogue, out), sum)
             }
             Self::Quant(linear) => marlin_nn::norm_linear(
                 linear,
@@ -62,6 +62,34 @@ impl Projection {
                 norm.epsilon,
                 epilogue,
             ),
+        }
+    }
+
+    /// Applies [`forward`](Self::forward) to the norm of `residual + x`. Returns the output, the
+    /// norm, and the sum `residual + x`.
+    pub fn forward_with_norm<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        residual: Tensor<D>,
+        norm: &RmsNorm,
+    ) -> (Tensor<D>, Tensor<D>, Tensor<D>) {
+        match self {
+            Self::Dense(Linear { weight, bias })
+                if weight.reparameterization::<QuantizedWeight>().is_none() =>
+            {
+                marlin_nn::norm_float_linear(
+                    x,
+                    residual,
+                    norm.weight.val(),
+                    norm.epsilon,
+                    weight.val(),
+                    bias.as_ref().map(|bias| bias.val()),
+                )
+            }
+            _ => {
+                let (x, sum) = norm.forward_add(x, residual);
+                (self.forward(x.clone()), x, sum)
+            }
         }
     }
 

@@ -201,7 +201,9 @@ impl<'a> CalibrationWalk<'a> {
     ) -> Tensor<3> {
         match (kind, layer.mixture()) {
             (ProjectionKind::Down, Some(mixture)) => {
-                mixture.forward(layer.feed_forward_norm.forward(hidden.clone()))
+                let x = layer.feed_forward_norm.forward(hidden.clone());
+                let logits = mixture.router.forward(x.clone());
+                mixture.forward(x, logits)
             }
             _ => layer
                 .group(kind)

@@ -17,7 +17,7 @@ use burn_marlin::backend::{OptionalFloat, QuantBackend, float_dtype};
 use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use marlin_format::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
-use marlin_kernels::experts::RouteKernels;
+use marlin_kernels::experts::{LayerPlan, RouteKernels};
 use marlin_kernels::{
     ActivationDtype, FloatProblem, Kernel, Prologue, QuantProblem, Target, additional_server,
     elementwise, experts, plan, vector_size,
@@ -222,9 +222,15 @@ fn experts_key(
     let gate_up = gate_up.with_epilogue(experts.epilogue);
     let card = Target::of(client).card;
     let plan = card.and_then(|card| experts::plan(&gate_up, &down, rows, &card));
-    let tiles = plan.map(|plan| (plan.gate_up.tile, plan.down.tile));
-    let route = RouteKernels::of(&experts.router, rows);
-    format!("{experts:?} {tiles:?} {route:?}")
+    let kernels = match plan {
+        Some(LayerPlan::Rows(plan)) => format!("{plan:?}"),
+        Some(LayerPlan::Tiles(plan)) => {
+            let route = RouteKernels::of(&experts.router, rows);
+            format!("{:?} {:?} {route:?}", plan.gate_up.tile, plan.down.tile)
+        }
+        None => String::new(),
+    };
+    format!("{experts:?} {kernels}")
 }
 
 /// Runs a layer of experts.
@@ -313,10 +319,18 @@ fn attend(tensors: &Tensors, shape: AttentionShape) {
 fn multiply(tensors: &Tensors, layer: &LinearShape, rows: usize, dtype: ActivationDtype) {
     let [k, n] = layer.weight.dims();
     let x = tensors.floats([rows, k], dtype);
+    let bias = OptionalFloat::from(layer.bias.then(|| tensors.floats([n], dtype)));
+    let normed = || (tensors.floats([rows, k], dtype), tensors.floats([k], dtype));
     let descriptor = match layer.weight {
         LinearWeight::Quantized(descriptor) => descriptor,
         LinearWeight::Float(_) => {
-            let mut out = CubeBackend::decode_linear(x, tensors.transposed([k, n], dtype));
+            let weight = tensors.transposed([k, n], dtype);
+            let mut out = if layer.prologue == Prologue::AddRmsNorm {
+                let (residual, norm) = normed();
+                CubeBackend::decode_norm_float_linear(x, residual, norm, EPSILON, weight, bias).0
+            } else {
+                CubeBackend::decode_linear(x, weight, bias)
+            };
             if layer.epilogue.is_gated() {
                 out = CubeBackend::decode_gated(out, layer.epilogue);
             }
@@ -324,9 +338,8 @@ fn multiply(tensors: &Tensors, layer: &LinearShape, rows: usize, dtype: Activati
         }
     };
     let weight = tensors.quantized(descriptor.tensors()).into();
-    let bias = OptionalFloat::from(layer.bias.then(|| tensors.floats([n], dtype)));
     if layer.prologue == Prologue::AddRmsNorm {
-        let (residual, norm) = (tensors.floats([rows, k], dtype), tensors.floats([k], dtype));
+        let (residual, norm) = normed();
         CubeBackend::decode_norm_linear(
             x,
             residual,

@@ -26,11 +26,9 @@ use bytemuck::cast_slice;
 use cubecl::bytes::Bytes;
 use cubecl::prelude::BufferArg;
 use cubecl::server::ServerError;
-use linear::{Normed, many_rows, norm_linear};
+use linear::{Normed, float_linear, norm_float_linear, norm_linear};
 use marlin_format::WeightDescriptor;
-use marlin_kernels::matmul::few_columns;
-use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
-use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, Kernel, Runtime, Target, plan};
+use marlin_kernels::{ActivationDtype, Epilogue, Runtime, Target};
 
 impl DecodeBackend for CubeBackend {
     fn decode_rms_norm(
@@ -113,40 +111,29 @@ impl DecodeBackend for CubeBackend {
         out
     }
 
-    fn decode_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        let ([m, k], [_, n]) = (x.shape().dims(), weight.shape().dims());
-        let problem = FloatProblem {
-            m,
-            k,
-            n,
-            dtype: dtype_of(&x),
+    fn decode_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: OptionalFloat<Self>,
+    ) -> FloatTensor<Self> {
+        launched(float_linear(x, weight, bias.into_option()))
+    }
+
+    fn decode_norm_float_linear(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm: FloatTensor<Self>,
+        epsilon: f64,
+        weight: FloatTensor<Self>,
+        bias: OptionalFloat<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let normed = Normed {
+            x,
+            residual,
+            norm,
+            epsilon,
         };
-        let (client, x) = (x.client.clone(), aligned(x));
-        let kernel = plan(problem, &Target::of(&client)).kernel;
-        // With these strides the transposed tensor is contiguous.
-        let is_table = **weight.meta.strides() == [1, k] && is_aligned(&weight);
-        let operands = |x: CubeTensor, weight: CubeTensor| {
-            let out = empty(&x, Shape::new([m, n]), x.dtype);
-            let operands = LmHeadOperands {
-                x: x.into_buffer_arg(),
-                weight: weight.into_buffer_arg(),
-                out: out.clone().into_buffer_arg(),
-            };
-            (operands, out)
-        };
-        match kernel {
-            Kernel::LmHead(kernel) if is_table => {
-                let (operands, out) = operands(x, weight);
-                launched(lm_head::launch(&client, &problem, kernel, operands));
-                out
-            }
-            Kernel::FewColumns if is_table => {
-                let (operands, out) = operands(x, weight);
-                launched(few_columns::launch(&client, &problem, operands));
-                out
-            }
-            _ => many_rows(x, weight),
-        }
+        launched(norm_float_linear(normed, weight, bias.into_option()))
     }
 
     fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {

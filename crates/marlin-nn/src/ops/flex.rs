@@ -81,18 +81,33 @@ impl DecodeBackend for Flex {
         with_type!(table.dtype(), embed(table, rows))
     }
 
-    fn decode_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        let ([m, k], [_, n]) = (x.shape().dims(), weight.shape().dims());
-        let dtype = activation_dtype(x.dtype()).unwrap_or(ActivationDtype::F32);
-        let problem = FloatProblem { m, k, n, dtype };
-        let kernel = plan(problem, &Target::FLEX).kernel;
-        let transposed = Self::float_transpose(weight.clone());
-        let is_table = transposed.is_contiguous() && transposed.layout().start_offset() == 0;
-        if !is_table || kernel != Kernel::Host || k == 0 {
-            return Self::float_matmul(x, weight);
+    fn decode_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: OptionalFloat<Self>,
+    ) -> FloatTensor<Self> {
+        let out = product(x, weight);
+        match bias.into_option() {
+            Some(bias) => {
+                let n = bias.shape().num_elements();
+                let bias = Self::float_reshape(bias, Shape::new([1, n]));
+                Self::float_add(out, bias)
+            }
+            None => out,
         }
-        kernel.trace(&problem);
-        with_type!(x.dtype(), head(x, transposed))
+    }
+
+    fn decode_norm_float_linear(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm: FloatTensor<Self>,
+        epsilon: f64,
+        weight: FloatTensor<Self>,
+        bias: OptionalFloat<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (normalised, sum) = Self::decode_add_rms_norm(x, residual, norm, epsilon);
+        let out = Self::decode_linear(normalised.clone(), weight, bias);
+        (out, normalised, sum)
     }
 
     fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -386,4 +401,19 @@ fn rows_of(rows: &IntTensor<Flex>) -> Vec<SequenceState> {
         .copied()
         .map(SequenceState::from_words)
         .collect()
+}
+
+/// Multiplies rows by a float weight [K, N].
+fn product(x: FloatTensor<Flex>, weight: FloatTensor<Flex>) -> FloatTensor<Flex> {
+    let ([m, k], [_, n]) = (x.shape().dims(), weight.shape().dims());
+    let dtype = activation_dtype(x.dtype()).unwrap_or(ActivationDtype::F32);
+    let problem = FloatProblem { m, k, n, dtype };
+    let kernel = plan(problem, &Target::FLEX).kernel;
+    let transposed = Flex::float_transpose(weight.clone());
+    let is_table = transposed.is_contiguous() && transposed.layout().start_offset() == 0;
+    if !is_table || kernel != Kernel::Host || k == 0 {
+        return Flex::float_matmul(x, weight);
+    }
+    kernel.trace(&problem);
+    with_type!(x.dtype(), head(x, transposed))
 }

@@ -74,9 +74,25 @@ pub trait DecodeBackend: Backend {
     #[fusion(meta = embed_spec)]
     fn decode_embed(table: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self>;
 
-    /// Multiplies rows `x` [M, K] by a float weight [K, N].
-    #[fusion(meta = product_spec)]
-    fn decode_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Multiplies rows `x` [M, K] by a float weight [K, N], and adds a bias `[N]`.
+    #[fusion(meta = |x: &TensorSpec, weight: &TensorSpec, _: &OptionalFloatMetadata| product_spec(x, weight))]
+    fn decode_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: OptionalFloat<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// Multiplies the RMSNorm of `residual + x` [M, K] by a float weight [K, N], and adds a bias
+    /// `[N]`. Returns the output, the RMSNorm and the sum `residual + x`.
+    #[fusion(meta = norm_float_linear_spec)]
+    fn decode_norm_float_linear(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm: FloatTensor<Self>,
+        epsilon: f64,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: OptionalFloat<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// Computes a batched matmul.
     #[fusion(meta = product_spec)]
@@ -170,6 +186,17 @@ fn norm_linear_spec(
         ),
         x.clone(),
     )
+}
+
+fn norm_float_linear_spec(
+    x: &TensorSpec,
+    _residual: &TensorSpec,
+    _norm: &TensorSpec,
+    _epsilon: &f64,
+    weight: &TensorSpec,
+    _bias: &OptionalFloatMetadata,
+) -> (TensorSpec, TensorSpec, TensorSpec) {
+    (product_spec(x, weight), x.clone(), x.clone())
 }
 
 fn half_spec(gate_up: &TensorSpec, _epilogue: &Epilogue) -> TensorSpec {

@@ -98,8 +98,13 @@ pub(crate) fn plans(problems: [QuantProblem; 2], tokens: usize, target: &Target)
         let reason = Reason::TensorCores {
             capability: card.capability,
         };
-        let [gate_up, down] =
-            [layer.gate_up, layer.down].map(|launch| Plan::product(Kernel::Marlin(launch), reason));
+        let kernels = match layer {
+            LayerPlan::Rows(plan) => {
+                [plan.gate_up, plan.down].map(|blocks| Kernel::Gemv { blocks })
+            }
+            LayerPlan::Tiles(plan) => [plan.gate_up, plan.down].map(Kernel::Marlin),
+        };
+        let [gate_up, down] = kernels.map(|kernel| Plan::product(kernel, reason));
         let gate_up = Plan {
             epilogue: EpilogueStage::InKernel,
             ..gate_up

@@ -1,7 +1,7 @@
 //! The routing of few tokens: their rows are the lanes of one warp.
 
 use super::WARP;
-use super::choose::choose;
+use super::choose::{choose, load_logits, values_of_lane};
 use crate::experts::Router;
 use crate::pdl::launch_dependents_and_wait;
 use crate::ptx::{U4, bar_warp_sync, lane, match_any};
@@ -29,6 +29,7 @@ pub(crate) fn choose_and_sort_few<F: Float>(
     count: u32,
     factor: f32,
     #[comptime] router: Router,
+    #[comptime] halves: bool,
     #[comptime] block_rows: usize,
     #[comptime] uses_pdl: bool,
     #[define(F)] _dtype: ElemType,
@@ -39,7 +40,9 @@ pub(crate) fn choose_and_sort_few<F: Float>(
     let (token, lane) = (UNIT_POS_X / 32, lane());
     let top_k = comptime!(router.top_k as u32);
     let rows = count * top_k;
-    let (expert, weight) = choose::<F>(logits, &correction, token, lane, factor, router);
+    let mut values = Array::<f32>::new(comptime!(values_of_lane(&router)));
+    load_logits::<F>(logits, token, lane, &mut values, router);
+    let (expert, weight) = choose(&mut values, &correction, lane, factor, router, halves);
     if lane < top_k {
         let row = token * top_k + lane;
         experts[row as usize] = expert;

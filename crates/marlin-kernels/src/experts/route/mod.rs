@@ -6,7 +6,7 @@
 //! | up to 32 | `sort`: one block whose warps choose the experts of a token each, and sort |
 //! | more | `sort`: one kernel that chooses, with a warp a token, and one that sorts |
 
-mod choose;
+pub(crate) mod choose;
 pub(super) mod few;
 pub(super) mod sort;
 
@@ -105,6 +105,29 @@ pub struct RouteOperands {
     pub factor: f32,
 }
 
+impl RouteOperands {
+    /// Returns the same operands for another kernel.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            logits: again(&self.logits),
+            dtype: self.dtype,
+            correction: self.correction.as_ref().map(again),
+            factor: self.factor,
+        }
+    }
+}
+
+/// Returns another argument with the same buffer.
+fn again(buffer: &BufferArg) -> BufferArg {
+    match buffer {
+        // SAFETY: the length is that of the other argument.
+        BufferArg::Handle { handle } => unsafe {
+            BufferArg::from_raw_parts_binding(handle.handle.clone(), buffer.len())
+        },
+        BufferArg::Alias { input_pos, length } => BufferArg::alias(*input_pos, length[0]),
+    }
+}
+
 /// Chooses the experts of `count` tokens, and sorts their rows by expert in blocks of at most
 /// `block_rows` rows.
 ///
@@ -155,6 +178,7 @@ pub fn route(
         return Ok(routing);
     }
     let uses_pdl = pdl::is_supported(&Target::of(client));
+    let halves = dtype != ActivationDtype::F32;
     let [experts, weights, places, tokens] = [
         &routing.experts,
         &routing.weights,
@@ -179,6 +203,7 @@ pub fn route(
                 count as u32,
                 factor,
                 router,
+                halves,
                 block_rows,
                 uses_pdl,
                 dtype.elem(),
@@ -197,6 +222,7 @@ pub fn route(
                 count as u32,
                 factor,
                 router,
+                halves,
                 block_rows,
                 uses_pdl,
                 dtype.elem(),
@@ -213,6 +239,7 @@ pub fn route(
                     count as u32,
                     factor,
                     router,
+                    halves,
                     uses_pdl,
                     dtype.elem(),
                 );

@@ -1,6 +1,6 @@
 //! The choice of experts and the sorting of rows by expert, for many tokens.
 
-use super::choose::choose;
+use super::choose::{choose, load_logits, values_of_lane};
 use super::{CHOOSE_UNITS, UNITS, WARP};
 use crate::experts::Router;
 use crate::experts::router::MAX_EXPERTS;
@@ -38,6 +38,7 @@ pub(crate) fn choose_and_sort<F: Float>(
     count: u32,
     factor: f32,
     #[comptime] router: Router,
+    #[comptime] halves: bool,
     #[comptime] block_rows: usize,
     #[comptime] uses_pdl: bool,
     #[define(F)] _dtype: ElemType,
@@ -47,7 +48,9 @@ pub(crate) fn choose_and_sort<F: Float>(
     let (warp, lane) = (UNIT_POS_X / 32, lane());
     let mut token = warp;
     while token < count {
-        let (expert, weight) = choose::<F>(logits, &correction, token, lane, factor, router);
+        let mut values = Array::<f32>::new(comptime!(values_of_lane(&router)));
+        load_logits::<F>(logits, token, lane, &mut values, router);
+        let (expert, weight) = choose(&mut values, &correction, lane, factor, router, halves);
         if lane < comptime!(router.top_k as u32) {
             let row = token * comptime!(router.top_k as u32) + lane;
             experts[row as usize] = expert;
@@ -73,6 +76,7 @@ pub(crate) fn choose_experts<F: Float>(
     count: u32,
     factor: f32,
     #[comptime] router: Router,
+    #[comptime] halves: bool,
     #[comptime] uses_pdl: bool,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -80,7 +84,9 @@ pub(crate) fn choose_experts<F: Float>(
     let token = CUBE_POS_X * comptime!((CHOOSE_UNITS / WARP) as u32) + UNIT_POS_X / 32;
     let lane = lane();
     if token < count {
-        let (expert, weight) = choose::<F>(logits, &correction, token, lane, factor, router);
+        let mut values = Array::<f32>::new(comptime!(values_of_lane(&router)));
+        load_logits::<F>(logits, token, lane, &mut values, router);
+        let (expert, weight) = choose(&mut values, &correction, lane, factor, router, halves);
         if lane < comptime!(router.top_k as u32) {
             let row = token * comptime!(router.top_k as u32) + lane;
             experts[row as usize] = expert;

@@ -13,6 +13,7 @@
 //! Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 
 use super::{COLUMNS, ROWS, STEP, WARPS};
+use crate::matmul::lm_head::biased;
 use crate::pdl::{launch_dependents, wait};
 use crate::ptx::{F4, U4, lane, mma_m16n8k16};
 use cubecl::prelude::*;
@@ -27,6 +28,7 @@ const LOADS: usize = 4;
 pub(super) fn few_columns<F: Float>(
     x: &[U4],
     weight: &[U4],
+    bias: ComptimeOption<&[F]>,
     out: &mut [F],
     columns: u32,
     rows: u32,
@@ -118,6 +120,7 @@ pub(super) fn few_columns<F: Float>(
         }
         let (row, column) = (first_row + row, first_column + column);
         if row < rows && column < columns {
+            let sum = biased::<F>(sum, &bias, column as usize);
             out[(row * columns + column) as usize] = F::cast_from(sum);
         }
     }

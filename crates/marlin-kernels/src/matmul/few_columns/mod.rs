@@ -25,6 +25,8 @@ use {
 
 /// Maximum number of columns. With more, the kernels of the lm_head have enough blocks.
 const MAX_COLUMNS: usize = 1024;
+/// Maximum number of columns of the rows of one block.
+const MAX_COLUMNS_OF_FEW_ROWS: usize = 16_384;
 /// Maximum number of rows: the blocks of more rows do not fit an H200 at the same time, and read
 /// the weight from the second-level cache too often.
 const MAX_ROWS: usize = 128;
@@ -48,12 +50,14 @@ pub fn supports(problem: &FloatProblem, target: &Target) -> bool {
         .is_some_and(|card| card.capability >= MIN_CAPABILITY)
         && dtype != ActivationDtype::F32
         && (2..=MAX_ROWS).contains(&m)
-        && (1..=MAX_COLUMNS).contains(&n)
+        && n > 0
+        && (n <= MAX_COLUMNS || m <= ROWS && n <= MAX_COLUMNS_OF_FEW_ROWS)
         && (1..=MAX_FEATURES).contains(&k)
         && k.is_multiple_of(STEP)
 }
 
-/// Multiplies `x` by the transposed weight; sums are accumulated in f32 and rounded once.
+/// Multiplies `x` by the transposed weight; sums are accumulated in f32 and rounded once,
+/// with the bias.
 ///
 /// # Errors
 /// Returns an error for a problem that the kernel does not [support](supports), and for a buffer of
@@ -72,10 +76,18 @@ pub fn launch(
             runtime: target.runtime,
         });
     }
-    let LmHeadOperands { x, weight, out } = operands;
+    let LmHeadOperands {
+        x,
+        weight,
+        bias,
+        out,
+    } = operands;
     expect_length(problem, "activations", m * k, x.len())?;
     expect_length(problem, "weight", n * k, weight.len())?;
     expect_length(problem, "output", m * n, out.len())?;
+    if let Some(bias) = &bias {
+        expect_length(problem, "bias", n, bias.len())?;
+    }
     Kernel::FewColumns.trace(problem);
     // SAFETY: the lengths of all buffers were checked; columns and rows beyond the last are read as
     // the last one, and not written.
@@ -86,6 +98,7 @@ pub fn launch(
             CubeDim::new_1d(32 * WARPS as u32),
             x,
             weight,
+            bias.into(),
             out,
             n as u32,
             m as u32,

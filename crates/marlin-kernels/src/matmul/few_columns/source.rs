@@ -1,6 +1,6 @@
 use super::WARPS;
 use super::kernel::few_columns::FewColumns;
-use crate::inspect::{KernelSource, buffer, cuda_text, properties, settings, target};
+use crate::inspect::{KernelSource, buffer, cuda_text, optional, properties, settings, target};
 use crate::{ActivationDtype, pdl};
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
@@ -21,6 +21,7 @@ pub fn source(
         target(),
         buffer(),
         buffer(),
+        optional(true),
         buffer(),
         (),
         (),

@@ -34,6 +34,11 @@ pub struct GemvConfig {
     pub prologue: Prologue,
     /// The operation on the output.
     pub epilogue: Epilogue,
+    /// The number of experts whose outputs a cluster adds; `None` without experts.
+    pub experts: Option<usize>,
+    /// True if a step of e2m1 in bf16 and groups of 32 with experts is one chunk, which takes half as
+    /// many registers as two.
+    pub has_short_steps: bool,
 }
 
 impl GemvConfig {
@@ -57,6 +62,8 @@ impl GemvConfig {
             sparsity,
             prologue,
             epilogue,
+            experts: None,
+            has_short_steps: false,
         }
     }
 
@@ -71,9 +78,10 @@ impl GemvConfig {
         self.epilogue.is_gated()
     }
 
-    /// Returns the number of blocks of a cluster: `blocks` for each of the cluster's tiles.
+    /// Returns the number of blocks of a cluster: `blocks` for each of the cluster's tiles and
+    /// experts.
     pub(super) fn cluster(&self) -> usize {
-        self.blocks * self.epilogue.columns()
+        self.blocks * self.epilogue.columns() * self.experts.unwrap_or(1)
     }
 
     /// Returns true if the weight is 2:4.
@@ -82,13 +90,18 @@ impl GemvConfig {
     }
 
     /// Returns the number of chunks of a step along K; a chunk is 64 stored rows. There are too few
-    /// registers for two chunks of 8 bits, of e2m1 in bf16 and groups of 32, or of a 2:4 weight in
-    /// groups smaller than 128 or with zero points.
+    /// registers for two chunks of 8 bits, of e2m1 in bf16 and groups of 32 without experts, or of a
+    /// 2:4 weight in groups smaller than 128 or with zero points.
     pub(super) fn chunks(&self) -> usize {
         let is_large = self.value.bits() == 8
-            || self.value == WeightValue::E2m1 && self.group != GroupSize::G16 && self.bf16
+            || self.is_e2m1_in_bf16() && (self.experts.is_none() || self.has_short_steps)
             || self.is_sparse() && (self.group != GroupSize::G128 || self.zero_points);
         if is_large { 1 } else { 2 }
+    }
+
+    /// Returns true for e2m1 in bf16 and groups of 32.
+    pub(super) fn is_e2m1_in_bf16(&self) -> bool {
+        self.value == WeightValue::E2m1 && self.group == GroupSize::G32 && self.bf16
     }
 
     /// Returns the number of rows of tiles of words in a chunk.

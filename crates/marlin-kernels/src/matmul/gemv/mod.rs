@@ -54,6 +54,8 @@
 
 mod config;
 #[cfg(feature = "cubecl-runtime")]
+pub mod experts;
+#[cfg(feature = "cubecl-runtime")]
 mod groups;
 #[cfg(feature = "cubecl-runtime")]
 mod groups_of_16;

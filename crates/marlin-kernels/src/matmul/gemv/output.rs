@@ -117,8 +117,9 @@ pub(super) fn write<F: Float>(
     }
 }
 
+/// Returns the total of a column with its bias.
 #[cube]
-fn biased<F: Float>(total: f32, bias: &ComptimeOption<&[F]>, column: u32) -> f32 {
+pub(super) fn biased<F: Float>(total: f32, bias: &ComptimeOption<&[F]>, column: u32) -> f32 {
     let mut total = total;
     #[comptime]
     match bias {
@@ -130,7 +131,7 @@ fn biased<F: Float>(total: f32, bias: &ComptimeOption<&[F]>, column: u32) -> f32
 
 /// Adds the sums of the blocks that split K, in the order of the blocks.
 #[cube]
-fn add_parts(sums: &Shared<[f32]>, place: u32, #[comptime] config: GemvConfig) -> f32 {
+pub(super) fn add_parts(sums: &Shared<[f32]>, place: u32, #[comptime] config: GemvConfig) -> f32 {
     let mut total = 0.0f32;
     #[unroll]
     for part in 0..config.blocks {

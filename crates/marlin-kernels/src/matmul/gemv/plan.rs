@@ -8,7 +8,7 @@ use crate::{ActivationDtype, Card, Prologue, QuantProblem};
 use marlin_format::{GroupSize, Sparsity, WeightLayout, WeightValue};
 
 /// The number of resident warps of a multiprocessor, limited by the kernel's registers.
-const RESIDENT_WARPS: usize = 16;
+pub(super) const RESIDENT_WARPS: usize = 16;
 /// The numbers of blocks among which K can be split.
 pub const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
 

@@ -53,6 +53,32 @@ impl WeightAddresses {
             eights: tile_n * 8 + lane() / 4,
         }
     }
+
+    /// Returns the addresses of the matrix of an expert, of those of all experts one below the
+    /// other.
+    pub fn of_expert<F: Float>(
+        qweight: &[u32],
+        scales: &[F],
+        zero_points: ComptimeOption<&[u32]>,
+        tile_n: u32,
+        expert: u32,
+        sizes: &GemvSizes,
+        #[comptime] config: GemvConfig,
+    ) -> Self {
+        let mut of_first = WeightAddresses::new::<F>(
+            qweight,
+            ComptimeOption::new_None(),
+            scales,
+            zero_points,
+            tile_n,
+            sizes,
+        );
+        let eights = u64::cast_from(expert * sizes.groups) * u64::cast_from(sizes.tiles_n * 8);
+        of_first.qweight += u64::cast_from(expert * sizes.tiles_k) * of_first.row;
+        of_first.scales += eights * 16;
+        of_first.zeros += eights * comptime!(config.value.bits() as u64);
+        of_first
+    }
 }
 
 /// A lane's words of a step, followed by its metadata if the weight is 2:4, with the scales and

@@ -68,12 +68,14 @@ pub struct LmHeadOperands {
     pub x: BufferArg,
     /// The weight [N, K].
     pub weight: BufferArg,
+    /// The bias `[N]`.
+    pub bias: Option<BufferArg>,
     /// The output [M, N]; every element is written.
     pub out: BufferArg,
 }
 
 /// Launches a kernel of the lm_head: `x` times the transposed weight, accumulated in f32 and
-/// rounded once.
+/// rounded once, with the bias.
 ///
 /// # Errors
 /// Returns an error for a buffer of the wrong length, a kernel that does not support the problem,
@@ -90,6 +92,9 @@ pub fn launch(
     expect_length(problem, "activations", m * k, operands.x.len())?;
     expect_length(problem, "weight", n * k, operands.weight.len())?;
     expect_length(problem, "output", m * n, operands.out.len())?;
+    if let Some(bias) = &operands.bias {
+        expect_length(problem, "bias", n, bias.len())?;
+    }
     let most = if kernel == LmHeadKernel::TensorCores {
         MAX_ROWS
     } else {
@@ -104,7 +109,12 @@ pub fn launch(
         });
     }
     Kernel::LmHead(kernel).trace(problem);
-    let LmHeadOperands { x, weight, out } = operands;
+    let LmHeadOperands {
+        x,
+        weight,
+        bias,
+        out,
+    } = operands;
     if out.is_empty() {
         return Ok(());
     }
@@ -125,6 +135,7 @@ pub fn launch(
                     address,
                     x,
                     weight,
+                    bias.into(),
                     out,
                     n,
                     m,
@@ -152,6 +163,7 @@ pub fn launch(
                 size,
                 x,
                 weight,
+                bias.into(),
                 out,
                 n,
                 k,
@@ -165,4 +177,17 @@ pub fn launch(
     }
     pdl::make_edge_programmatic(client);
     Ok(())
+}
+
+/// Returns the total of a column with its bias.
+#[cfg(feature = "cubecl-runtime")]
+#[cube]
+pub(crate) fn biased<F: Float>(total: f32, bias: &ComptimeOption<&[F]>, column: usize) -> f32 {
+    let mut total = total;
+    #[comptime]
+    match bias {
+        ComptimeOption::Some(bias) => total += f32::cast_from(bias[column]),
+        ComptimeOption::None => {}
+    }
+    total
 }

@@ -1,6 +1,7 @@
 //! The lm_head kernel with one plane for each column: a column is read once for all rows, 16 bytes
 //! per unit at a time. It supports any dtype, on any runtime.
 
+use super::biased;
 use crate::pdl::launch_dependents_and_wait;
 use crate::planes::{Planes, plane_total};
 use cubecl::prelude::*;
@@ -14,6 +15,7 @@ const LOADS: usize = 8;
 pub(super) fn head_columns<F: Float, N: Size>(
     x: &[Vector<F, N>],
     weight: &[Vector<F, N>],
+    bias: ComptimeOption<&[F]>,
     out: &mut [F],
     columns: usize,
     #[comptime] features: usize,
@@ -58,6 +60,7 @@ pub(super) fn head_columns<F: Float, N: Size>(
         }
         let sum = plane_total(sum, planes.size);
         if unit == 0 {
+            let sum = biased::<F>(sum, &bias, column);
             out[row * columns + column] = F::cast_from(sum);
         }
     }

@@ -1,7 +1,7 @@
 use super::tensor_cores::head::Head;
 use super::tensor_cores::{LmHeadConfig, WARPS};
 use crate::ActivationDtype;
-use crate::inspect::{KernelSource, buffer, cuda_text, properties, settings, target};
+use crate::inspect::{KernelSource, buffer, cuda_text, optional, properties, settings, target};
 use crate::pdl;
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
@@ -23,6 +23,7 @@ pub fn source(
         target(),
         buffer(),
         buffer(),
+        optional(true),
         buffer(),
         (),
         (),

@@ -21,6 +21,7 @@
 use crate::ActivationDtype;
 #[cfg(feature = "cubecl-runtime")]
 use {
+    super::biased,
     crate::pdl::launch_dependents_and_wait,
     crate::ptx::{F4, U4, global_address, lane, ld_global_once_16, mma_m16n8k16},
     cubecl::prelude::*,
@@ -82,6 +83,7 @@ impl LmHeadConfig {
 pub(super) fn head<F: Float>(
     x: &[U4],
     weight: &[U4],
+    bias: ComptimeOption<&[F]>,
     out: &mut [F],
     columns: usize,
     rows: usize,
@@ -180,6 +182,7 @@ pub(super) fn head<F: Float>(
             }
             let column = first + comptime!(COLUMNS * group) + column;
             if row < rows && column < columns {
+                let sum = biased::<F>(sum, &bias, column);
                 out[row * columns + column] = F::cast_from(sum);
             }
             output += comptime!(32 * WARPS);

@@ -1,0 +1,221 @@
+//! The kernels for few rows of experts, against f64, with outputs filled with NaN.
+
+use super::layer::{Layer, layer_tolerance};
+use super::operands::stacked;
+use super::{FORMATS, router};
+use crate::kernels::{buffer, bytes, values, weight_buffers};
+use crate::marlin::Bench;
+use cubecl::prelude::BufferArg;
+use marlin_format::{GroupSize, QuantSpec, WeightLayout, WeightTensors};
+use marlin_kernels::experts::{
+    LayerOperands, LayerPlan, RouteOperands, RouterScores, RowPlan, layer, row_plan,
+};
+use marlin_kernels::matmul::gemv::CLUSTERS;
+use marlin_kernels::{ActivationDtype, QuantProblem};
+use marlin_testing::relative_error;
+use marlin_tests::Operands;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+/// The first compute capability with clusters of blocks.
+const CLUSTERS_FROM: u32 = 90;
+
+/// Checks layers of one to ten tokens: experts with one row, with many and with none, all numbers
+/// of experts of a token up to eight, K at the edges of steps and of chunks, N at those of tiles,
+/// and every number of blocks that split K.
+pub fn agree(bench: &Bench, seed: u64) {
+    if bench.card.capability < CLUSTERS_FROM {
+        return;
+    }
+    let mut ran = 0;
+    let of = |(value, group, zero_points, dtype): (_, GroupSize, bool, _)| {
+        QuantSpec::new(value, group)
+            .with_zero_point(zero_points.into())
+            .with_scale_dtype(dtype)
+    };
+    let formats = FORMATS.into_iter().map(of);
+    for (i, spec) in formats
+        .filter(|spec| spec.scales.group != GroupSize::Channel)
+        .enumerate()
+    {
+        for (router, tokens, [hidden, intermediate]) in [
+            (router(9, 8, RouterScores::Softmax, true), 1, [1032, 256]),
+            (router(40, 4, RouterScores::Softmax, false), 3, [520, 192]),
+            (router(8, 2, RouterScores::Sigmoid, true), 10, [200, 192]),
+            (router(5, 1, RouterScores::Softmax, true), 4, [264, 704]),
+            (router(33, 7, RouterScores::Sigmoid, false), 2, [328, 128]),
+        ] {
+            let activations = ActivationDtype::from(spec.scales.dtype);
+            let seed = seed.wrapping_add(i as u64);
+            let case = Layer::random(
+                router,
+                [hidden, intermediate],
+                spec,
+                false,
+                activations,
+                seed,
+            );
+            let [x, logits] = case.inputs(tokens, &mut StdRng::seed_from_u64(seed));
+            let expected = case.expected(&x, &logits);
+            let [gate_up, down] = case.problems(tokens);
+            let planned = row_plan(&gate_up, &down, tokens, &bench.card)
+                .unwrap_or_else(|| panic!("{gate_up}: no plan"));
+            for blocks in CLUSTERS {
+                for plan in [
+                    RowPlan {
+                        gate_up: blocks,
+                        ..planned
+                    },
+                    RowPlan {
+                        down: blocks,
+                        ..planned
+                    },
+                ] {
+                    // A cluster has at most eight blocks.
+                    if 2 * plan.gate_up > 8 || router.top_k * plan.down > 8 {
+                        continue;
+                    }
+                    let found = run(bench, &case, &plan, &x, &logits);
+                    let error = relative_error(&found, &expected);
+                    assert!(
+                        error <= layer_tolerance(activations),
+                        "{tokens} tokens, {router:?}, {gate_up}, {plan:?}, seed {seed}: relative error {error:e}"
+                    );
+                    ran += 1;
+                }
+            }
+        }
+    }
+    assert!(ran > 120, "only {ran} launches");
+}
+
+/// Checks that a token's logits that are not finite make its outputs NaN, and no other token's.
+pub fn not_finite(bench: &Bench, seed: u64) {
+    if bench.card.capability < CLUSTERS_FROM {
+        return;
+    }
+    let router = router(16, 4, RouterScores::Softmax, true);
+    let spec = QuantSpec::int4(GroupSize::G64);
+    let activations = ActivationDtype::from(spec.scales.dtype);
+    let case = Layer::random(router, [256, 128], spec, false, activations, seed);
+    let [x, mut logits] = case.inputs(3, &mut StdRng::seed_from_u64(seed));
+    let [gate_up, down] = case.problems(3);
+    let plan =
+        row_plan(&gate_up, &down, 3, &bench.card).unwrap_or_else(|| panic!("{gate_up}: no plan"));
+    let finite = run(bench, &case, &plan, &x, &logits);
+    logits[router.experts + 5] = f32::NAN;
+    let found = run(bench, &case, &plan, &x, &logits);
+    for (token, (found, finite)) in found.chunks(256).zip(finite.chunks(256)).enumerate() {
+        let is_right = if token == 1 {
+            found.iter().all(|value| value.is_nan())
+        } else {
+            found == finite
+        };
+        assert!(is_right, "token {token}, seed {seed}");
+    }
+}
+
+/// Checks that 1000 runs give the same bits.
+pub fn repeats(bench: &Bench, seed: u64) {
+    if bench.card.capability < CLUSTERS_FROM {
+        return;
+    }
+    let router = router(8, 4, RouterScores::Softmax, true);
+    let spec = QuantSpec::int4(GroupSize::G128);
+    let activations = ActivationDtype::from(spec.scales.dtype);
+    let case = Layer::random(router, [1024, 256], spec, false, activations, seed);
+    let [x, logits] = case.inputs(4, &mut StdRng::seed_from_u64(seed));
+    let [gate_up, down] = case.problems(4);
+    let plan =
+        row_plan(&gate_up, &down, 4, &bench.card).unwrap_or_else(|| panic!("{gate_up}: no plan"));
+    let weights = Weights::of(&case);
+    let first = run_with(bench, &case, &weights, &plan, &x, &logits);
+    for i in 1..1000 {
+        let found = run_with(bench, &case, &weights, &plan, &x, &logits);
+        assert!(found == first, "seed {seed}: run {i} gives other bits");
+    }
+}
+
+/// The tensors of the experts of a layer.
+struct Weights {
+    gate_up: WeightTensors<Vec<u8>>,
+    down: WeightTensors<Vec<u8>>,
+}
+
+impl Weights {
+    fn of(case: &Layer) -> Self {
+        Self {
+            gate_up: stacked(&case.gate_up),
+            down: stacked(&case.down),
+        }
+    }
+}
+
+impl Layer {
+    /// Returns the matmuls of gates and ups, and of down.
+    fn problems(&self, tokens: usize) -> [QuantProblem; 2] {
+        let problem = |of: &[Operands]| {
+            let weight = of[0]
+                .weight
+                .descriptor()
+                .in_layout(WeightLayout::Tile)
+                .with_experts(self.router.experts);
+            QuantProblem::new(tokens * self.router.top_k, weight, self.activations)
+        };
+        [
+            problem(&self.gate_up).with_epilogue(self.epilogue),
+            problem(&self.down),
+        ]
+    }
+}
+
+/// Runs a layer on an output filled with NaN.
+fn run(bench: &Bench, case: &Layer, plan: &RowPlan, x: &[f32], logits: &[f32]) -> Vec<f64> {
+    run_with(bench, case, &Weights::of(case), plan, x, logits)
+}
+
+fn run_with(
+    bench: &Bench,
+    case: &Layer,
+    weights: &Weights,
+    plan: &RowPlan,
+    x: &[f32],
+    logits: &[f32],
+) -> Vec<f64> {
+    let client = &bench.client;
+    let dtype = case.activations;
+    let tokens = logits.len() / case.router.experts;
+    let [gate_up, down] = case.problems(tokens);
+    let elements = tokens * case.hidden;
+    let poison = client.create_from_slice(&bytes(&vec![f32::NAN; elements], dtype));
+    let floats = |values: &[f32], dtype| buffer(client, &bytes(values, dtype), values.len());
+    let biases = |of: &[Operands]| {
+        let values: Vec<f32> = of.iter().flat_map(|of| &of.bias).copied().collect();
+        case.has_biases.then(|| floats(&values, dtype))
+    };
+    let operands = LayerOperands {
+        x: floats(x, dtype),
+        route: RouteOperands {
+            logits: floats(logits, dtype),
+            dtype,
+            correction: case
+                .correction
+                .as_ref()
+                .map(|values| floats(values, ActivationDtype::F32)),
+            factor: case.factor as f32,
+        },
+        gate_up: weight_buffers(client, &gate_up.weight, weights.gate_up.as_ref()),
+        gate_up_bias: biases(&case.gate_up),
+        down: weight_buffers(client, &down.weight, weights.down.as_ref()),
+        down_bias: biases(&case.down),
+        // SAFETY: the buffer was made for as many elements.
+        out: unsafe { BufferArg::from_raw_parts(poison.clone(), elements) },
+    };
+    let plan = LayerPlan::Rows(*plan);
+    layer(client, case.router, &gate_up, &down, &plan, operands)
+        .unwrap_or_else(|error| panic!("{gate_up}, {plan:?}: {error}"));
+    let out = client
+        .read_one(poison)
+        .unwrap_or_else(|error| panic!("{gate_up}, {plan:?}: {error}"));
+    values(&out, dtype)
+}
