@@ -43,7 +43,7 @@ pub fn agree(bench: &Bench, seed: u64) {
             (router(40, 4, RouterScores::Softmax, false), 3, [520, 192]),
             (router(8, 2, RouterScores::Sigmoid, true), 10, [200, 192]),
             (router(5, 1, RouterScores::Softmax, true), 4, [264, 704]),
-            (router(33, 7, RouterScores::Sigmoid, false), 2, [328, 128]),
+            (router(33, 7, RouterScores::Sigmoid, false), 2, [328, 192]),
         ] {
             let activations = ActivationDtype::from(spec.scales.dtype);
             let seed = seed.wrapping_add(i as u64);

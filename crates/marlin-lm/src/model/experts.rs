@@ -167,13 +167,19 @@ impl DenseExperts {
             Some(bias) => x + bias.val().unsqueeze_dim(1),
             None => x,
         };
-        let gate_up = biased(x.matmul(self.gate_up.val()), &self.gate_up_bias);
+        let gate_up = biased(products(x, self.gate_up.val()), &self.gate_up_bias);
         let gate = gate_up.clone().narrow(2, 0, both / 2);
         let up = gate_up.narrow(2, both / 2, both / 2);
         let gated = gated(self.epilogue, gate, up);
-        let outputs = biased(gated.matmul(self.down.val()), &self.down_bias);
+        let outputs = biased(products(gated, self.down.val()), &self.down_bias);
         let weights = weights.transpose().reshape([experts, tokens, 1]);
         let sum = (outputs.cast(FloatDType::F32) * weights).sum_dim(0);
         sum.reshape([tokens, hidden]).cast(dtype)
     }
+}
+
+/// Multiplies rows [experts, tokens, K] by the matrices [experts, K, N] of their experts, without
+/// autotuning: for some numbers of tokens, Burn's autotuned matmul fails in 16 bits on CUDA.
+fn products(x: Tensor<3>, weight: Tensor<3>) -> Tensor<3> {
+    marlin_nn::matmul(x.unsqueeze_dim(0), weight.unsqueeze_dim(0)).squeeze_dim(0)
 }
