@@ -1,14 +1,15 @@
 //! The choice of a kernel for every matmul of the project. This is host code that needs no device.
 
+pub(crate) mod cache;
+
 use crate::matmul::{few_columns, float_gemv, gemv, host, lm_head};
 use crate::tile::{self, Launch};
 use crate::{
     ActivationDtype, Card, Epilogue, FloatProblem, Problem, Prologue, QuantProblem, Runtime, Target,
 };
+use cache::PlanCache;
 use marlin_format::{Sparsity, WeightDescriptor, WeightLayout};
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// A routine of [`matmul`](crate::matmul), with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -225,11 +226,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// The maximum number of cached plans. Without a limit, prompts of many different lengths would
-/// make the cache grow forever.
-const MAX_PLANS: usize = 4096;
-
-static PLANS: LazyLock<Mutex<HashMap<(Problem, Target), Plan>>> = LazyLock::new(Mutex::default);
+static PLANS: PlanCache<(Problem, Target), Plan> = PlanCache::new();
 
 /// Chooses the kernel for a problem on a device. The same arguments give the same plan, which is
 /// cached.
@@ -237,18 +234,9 @@ static PLANS: LazyLock<Mutex<HashMap<(Problem, Target), Plan>>> = LazyLock::new(
 /// This function makes every choice of a kernel: [`launch`](crate::launch) and [`lm_head::launch`]
 /// run its plan, and reports print it.
 pub fn plan(problem: impl Into<Problem>, target: &Target) -> Plan {
-    let problem = problem.into();
-    // A panic in another thread leaves the map valid: an entry is either inserted or not.
-    let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(plan) = plans.get(&(problem, *target)) {
-        return *plan;
-    }
-    if plans.len() >= MAX_PLANS {
-        plans.clear();
-    }
-    let plan = choose(&problem, target);
-    plans.insert((problem, *target), plan);
-    plan
+    PLANS.get((problem.into(), *target), |(problem, target)| {
+        choose(problem, target)
+    })
 }
 
 fn choose(problem: &Problem, target: &Target) -> Plan {

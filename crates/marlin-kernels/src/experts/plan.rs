@@ -1,5 +1,6 @@
 use crate::device::MIN_CAPABILITY;
 use crate::matmul::gemv::experts::{self as gemv, ExpertRows};
+use crate::plan::cache::PlanCache;
 use crate::tile::candidates::Format;
 use crate::tile::cost::{Work, estimate_of, format};
 use crate::tile::operands::expect_dtypes;
@@ -41,8 +42,23 @@ pub struct TilePlan {
 /// Returns the kernels that are expected to be the fastest for a layer, if `tokens` tokens choose
 /// their `top_k` experts at random. The weights of both problems have the same number of experts,
 /// and M is the number of rows, tokens x `top_k`. `None` if the card is too old, no kernel fits, or
-/// the kernels do not take the dtypes, a 2:4 weight or a K that is not a multiple of 8.
+/// the kernels do not take the dtypes, a 2:4 weight or a K that is not a multiple of 8. The same
+/// arguments give the same plan, which is cached.
 pub fn plan(
+    gate_up: &QuantProblem,
+    down: &QuantProblem,
+    tokens: usize,
+    card: &Card,
+) -> Option<LayerPlan> {
+    static PLANS: PlanCache<(QuantProblem, QuantProblem, usize, Card), Option<LayerPlan>> =
+        PlanCache::new();
+    PLANS.get((*gate_up, *down, tokens, *card), |key| {
+        let (gate_up, down, tokens, card) = key;
+        choose(gate_up, down, *tokens, card)
+    })
+}
+
+fn choose(
     gate_up: &QuantProblem,
     down: &QuantProblem,
     tokens: usize,

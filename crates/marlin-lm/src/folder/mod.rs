@@ -7,6 +7,7 @@ mod upload;
 mod weights;
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -234,8 +235,8 @@ pub(crate) fn float_dtype(dtype: Dtype) -> FloatDType {
     }
 }
 
-/// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables.
-/// It is called before any tensor is read, since a header and a config can declare any size.
+/// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables,
+/// and for the weights of a block's experts twice, while they are laid out for the device. It is called before any tensor is read, since a header and a config can declare any size.
 fn check_memory(
     config: &ModelConfig,
     checkpoint: &Checkpoint,
@@ -253,10 +254,14 @@ fn check_memory(
             info.dtype.bitsize().div_ceil(8)
         }))
     };
-    let weights = checkpoint
-        .names()
-        .filter_map(bytes)
-        .fold(0, usize::saturating_add);
+    let sizes = || {
+        checkpoint
+            .names()
+            .filter_map(|name| Some((name, bytes(name)?)))
+    };
+    let weights = sizes()
+        .map(|(_, bytes)| bytes)
+        .fold(largest_experts(sizes()), usize::saturating_add);
     // The tables hold cosines and sines in f32, half a head each.
     let tables = max_len.saturating_mul(config.head_dim).saturating_mul(4);
     let cache = KvCache::size_bytes(config, 1, max_len, dtype).saturating_add(tables);
@@ -269,6 +274,23 @@ fn check_memory(
         }),
         _ => Ok(()),
     }
+}
+
+/// Returns the size of the largest weight of all experts of a block: that of gates and ups, or that
+/// of down. `tensors` are the names and sizes of the tensors of a checkpoint.
+fn largest_experts<'a>(tensors: impl Iterator<Item = (&'a str, usize)>) -> usize {
+    let mut sizes = HashMap::<(&str, bool), usize>::new();
+    for (name, bytes) in tensors {
+        let Some((block, layer)) = name.split_once(".experts.") else {
+            continue;
+        };
+        let is_down = layer
+            .split('.')
+            .any(|part| part == "w2" || part.starts_with("down_proj"));
+        let size = sizes.entry((block, is_down)).or_default();
+        *size = size.saturating_add(bytes);
+    }
+    sizes.into_values().max().unwrap_or(0)
 }
 
 /// Unties the output head if the files contain a head that differs from the embedding. As in
@@ -292,4 +314,34 @@ fn has_own_head(checkpoint: &Checkpoint) -> Result<bool, ModelError> {
     let (head, embedding) = (checkpoint.tensor(HEAD)?, checkpoint.tensor(EMBEDDING)?);
     Ok((head.dtype(), head.shape(), head.bytes())
         != (embedding.dtype(), embedding.shape(), embedding.bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::largest_experts;
+
+    #[test]
+    fn the_largest_experts_are_those_of_one_matmul_of_one_block() {
+        let separate = [
+            ("model.layers.0.mlp.experts.0.gate_proj.qweight", 100),
+            ("model.layers.0.mlp.experts.0.up_proj.qweight", 100),
+            ("model.layers.0.mlp.experts.0.down_proj.qweight", 150),
+            ("model.layers.1.mlp.experts.0.gate_proj.qweight", 90),
+            ("model.layers.1.mlp.gate.weight", 1000),
+        ];
+        assert_eq!(largest_experts(separate.into_iter()), 200);
+        let mixtral = [
+            ("model.layers.0.block_sparse_moe.experts.0.w1.weight", 7),
+            ("model.layers.0.block_sparse_moe.experts.0.w2.weight", 20),
+            ("model.layers.0.block_sparse_moe.experts.0.w3.weight", 7),
+        ];
+        assert_eq!(largest_experts(mixtral.into_iter()), 20);
+        let stacked = [
+            ("model.layers.0.mlp.experts.gate_up_proj_blocks", 64),
+            ("model.layers.0.mlp.experts.gate_up_proj_scales", 4),
+            ("model.layers.0.mlp.experts.down_proj_blocks", 32),
+        ];
+        assert_eq!(largest_experts(stacked.into_iter()), 68);
+        assert_eq!(largest_experts([("model.norm.weight", 5)].into_iter()), 0);
+    }
 }
