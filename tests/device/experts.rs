@@ -217,7 +217,7 @@ fn every_tile(bench: &Bench, spec: QuantSpec, seed: u64) {
                 let problem = experts.problem(&routing, epilogue);
                 let (expected, magnitude) = experts.expected(&host, epilogue);
                 for order in [RowOrder::Gathered, RowOrder::Sorted] {
-                    let x = experts.x(order, &host);
+                    let uploaded = experts.upload(bench, &weight, &experts.x(order, &host));
                     for launch in launches(&problem, order, &bench.card)
                         .into_iter()
                         .filter(|launch| launch.tile.rows() == block_rows)
@@ -230,7 +230,7 @@ fn every_tile(bench: &Bench, spec: QuantSpec, seed: u64) {
                                 launch,
                                 routing: &routing,
                             };
-                            let found = experts.run(bench, &weight, &launched, &x);
+                            let found = experts.run(bench, &uploaded, &launched);
                             let found = values(&found, case.activations);
                             let error = relative_error_of_terms(&found, &expected, &magnitude);
                             assert!(
@@ -329,7 +329,7 @@ fn repeats(bench: &Bench, seed: u64) {
     let of_layer = tile_plan(&problem, &problem, case.m, &bench.card)
         .unwrap_or_else(|| panic!("{problem}: no plan"));
     let host = HostRouting::new(&router, &logits, None, 1.0, of_layer.block_rows);
-    let x = experts.x(RowOrder::Gathered, &host);
+    let uploaded = experts.upload(bench, &weight, &experts.x(RowOrder::Gathered, &host));
     let run = || {
         let routing = routed(
             bench,
@@ -346,7 +346,7 @@ fn repeats(bench: &Bench, seed: u64) {
             launch: of_layer.gate_up,
             routing: &routing,
         };
-        experts.run(bench, &weight, &launched, &x)
+        experts.run(bench, &uploaded, &launched)
     };
     let first = run();
     for i in 1..1000 {

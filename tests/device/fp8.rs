@@ -341,9 +341,10 @@ fn repeats(bench: &Bench, seed: u64) {
             blocks: 7,
             ..launch
         });
-        let first = bench.run_problem(&problem, &case, &operands, &plan);
+        let operands = bench.upload(&case, &operands);
+        let first = bench.run_uploaded(&problem, &operands, &plan);
         for run in 1..1000 {
-            let found = bench.run_problem(&problem, &case, &operands, &plan);
+            let found = bench.run_uploaded(&problem, &operands, &plan);
             assert!(found == first, "{problem}: run {run} gave other bits");
         }
     }

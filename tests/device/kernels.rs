@@ -6,6 +6,7 @@ use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
+use cubecl::server::Handle;
 use half::{bf16, f16};
 use libtest_mimic::Trial;
 use marlin_format::{FormatError, Sparsity, TensorDescriptor, WeightDescriptor, WeightTensors};
@@ -95,6 +96,27 @@ pub fn buffer(client: &Client, bytes: &[u8], elements: usize) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(client.create_from_slice(bytes), elements) }
 }
 
+/// A buffer that several launches read.
+pub struct Uploaded {
+    handle: Handle,
+    elements: usize,
+}
+
+impl Uploaded {
+    pub fn new(client: &Client, bytes: &[u8], elements: usize) -> Self {
+        Self {
+            handle: client.create_from_slice(bytes),
+            elements,
+        }
+    }
+
+    /// Returns the buffer as an argument of a launch.
+    pub fn arg(&self) -> BufferArg {
+        // SAFETY: the buffer was made from as many bytes as `elements` of its dtype take.
+        unsafe { BufferArg::from_raw_parts(self.handle.clone(), self.elements) }
+    }
+}
+
 pub fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
     let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
     buffer(client, &bytes, bytes.len() / 4)
@@ -106,14 +128,25 @@ pub fn weight_buffers(
     descriptor: &WeightDescriptor,
     tensors: WeightTensors<&Vec<u8>>,
 ) -> WeightBuffers {
+    args(&uploaded_weight(client, descriptor, tensors))
+}
+
+/// Creates the buffers of a weight's tensors for several launches.
+pub fn uploaded_weight(
+    client: &Client,
+    descriptor: &WeightDescriptor,
+    tensors: WeightTensors<&Vec<u8>>,
+) -> WeightTensors<Uploaded> {
     let elements = descriptor.tensors();
     tensors.map(|role, bytes| {
-        buffer(
-            client,
-            bytes,
-            elements.get(role).map_or(0, TensorDescriptor::elements),
-        )
+        let elements = elements.get(role).map_or(0, TensorDescriptor::elements);
+        Uploaded::new(client, bytes, elements)
     })
+}
+
+/// Returns the buffers of a weight as arguments of a launch.
+pub fn args(weight: &WeightTensors<Uploaded>) -> WeightBuffers {
+    weight.as_ref().map(|_, tensor| tensor.arg())
 }
 
 /// Creates the buffers of a case's weight in the plain layout.

@@ -351,13 +351,16 @@ fn repeats(device: &Device, m: usize, seed: u64) {
             sparsity,
         };
         let operands = Operands::random(&case, seed);
+        let problem = problem(&case);
         let planned =
-            tile::plan(&problem(&case), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
-        for launch in tile::launches(&problem(&case), &bench.card) {
-            let first = bench.run(&case, &operands, launch);
+            tile::plan(&problem, &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
+        let operands = bench.upload(&case, &operands);
+        for launch in tile::launches(&problem, &bench.card) {
+            let plan = bench.plan(launch);
+            let first = bench.run_uploaded(&problem, &operands, &plan);
             for run in 1..if launch == planned { 1000 } else { 50 } {
                 assert!(
-                    bench.run(&case, &operands, launch) == first,
+                    bench.run_uploaded(&problem, &operands, &plan) == first,
                     "{case}, {launch:?}, seed {seed}: run {run} gives other bits"
                 );
             }

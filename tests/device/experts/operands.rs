@@ -2,7 +2,7 @@
 
 use super::host::HostRouting;
 use super::logits;
-use crate::kernels::{buffer, bytes, weight_buffers};
+use crate::kernels::{Uploaded, args, bytes, uploaded_weight};
 use crate::marlin::Bench;
 use cubecl::prelude::BufferArg;
 use marlin_format::{QuantSpec, Sparsity, WeightDescriptor, WeightLayout, WeightTensors};
@@ -17,6 +17,13 @@ pub struct Launched<'a> {
     pub epilogue: Epilogue,
     pub launch: Launch,
     pub routing: &'a Routing,
+}
+
+/// The operands of matmuls with experts on the device.
+pub struct UploadedExperts {
+    x: Uploaded,
+    weight: WeightTensors<Uploaded>,
+    bias: Uploaded,
 }
 
 /// The weights of experts, activations of tokens, and all products in f64.
@@ -92,13 +99,32 @@ impl Experts {
         (expected, magnitude)
     }
 
+    /// Uploads activations, weights and biases for several launches.
+    pub fn upload(
+        &self,
+        bench: &Bench,
+        weight: &WeightTensors<Vec<u8>>,
+        x: &[f32],
+    ) -> UploadedExperts {
+        let client = &bench.client;
+        let of_experts = self.experts.iter().flat_map(|operands| &operands.bias);
+        let bias: Vec<f32> = of_experts.copied().collect();
+        let floats = |values: &[f32]| {
+            Uploaded::new(client, &bytes(values, self.case.activations), values.len())
+        };
+        UploadedExperts {
+            x: floats(x),
+            weight: uploaded_weight(client, &self.descriptor(), weight.as_ref()),
+            bias: floats(&bias),
+        }
+    }
+
     /// Runs a matmul on an output filled with NaN, and returns its bytes.
     pub fn run(
         &self,
         bench: &Bench,
-        weight: &WeightTensors<Vec<u8>>,
+        uploaded: &UploadedExperts,
         launched: &Launched<'_>,
-        x: &[f32],
     ) -> Vec<u8> {
         let client = &bench.client;
         let Launched {
@@ -111,20 +137,10 @@ impl Experts {
         let outputs = problem.m * problem.outputs();
         let poison =
             client.create_from_slice(&bytes(&vec![f32::NAN; outputs], self.case.activations));
-        let bias: Vec<f32> = self
-            .experts
-            .iter()
-            .flat_map(|operands| &operands.bias)
-            .copied()
-            .collect();
         let operands = ExpertOperands {
-            x: buffer(client, &bytes(x, self.case.activations), x.len()),
-            weight: weight_buffers(client, &self.descriptor(), weight.as_ref()),
-            bias: Some(buffer(
-                client,
-                &bytes(&bias, self.case.activations),
-                bias.len(),
-            )),
+            x: uploaded.x.arg(),
+            weight: args(&uploaded.weight),
+            bias: Some(uploaded.bias.arg()),
             // SAFETY: the buffer was made for as many elements.
             out: unsafe { BufferArg::from_raw_parts(poison.clone(), outputs) },
         };

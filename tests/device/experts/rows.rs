@@ -3,7 +3,7 @@
 use super::layer::{Layer, layer_tolerance};
 use super::operands::stacked;
 use super::{FORMATS, router};
-use crate::kernels::{buffer, bytes, values, weight_buffers};
+use crate::kernels::{Uploaded, args, bytes, uploaded_weight, values};
 use crate::marlin::Bench;
 use cubecl::prelude::BufferArg;
 use marlin_format::{GroupSize, QuantSpec, WeightLayout, WeightTensors};
@@ -128,26 +128,11 @@ pub fn repeats(bench: &Bench, seed: u64) {
     let [gate_up, down] = case.problems(4);
     let plan =
         row_plan(&gate_up, &down, 4, &bench.card).unwrap_or_else(|| panic!("{gate_up}: no plan"));
-    let weights = Weights::of(&case);
-    let first = run_with(bench, &case, &weights, &plan, &x, &logits);
+    let uploaded = UploadedLayer::new(bench, &case, &x, &logits);
+    let first = run_uploaded(bench, &case, &plan, &uploaded, 4);
     for i in 1..1000 {
-        let found = run_with(bench, &case, &weights, &plan, &x, &logits);
+        let found = run_uploaded(bench, &case, &plan, &uploaded, 4);
         assert!(found == first, "seed {seed}: run {i} gives other bits");
-    }
-}
-
-/// The tensors of the experts of a layer.
-struct Weights {
-    gate_up: WeightTensors<Vec<u8>>,
-    down: WeightTensors<Vec<u8>>,
-}
-
-impl Weights {
-    fn of(case: &Layer) -> Self {
-        Self {
-            gate_up: stacked(&case.gate_up),
-            down: stacked(&case.down),
-        }
     }
 }
 
@@ -169,45 +154,79 @@ impl Layer {
     }
 }
 
-/// Runs a layer on an output filled with NaN.
-fn run(bench: &Bench, case: &Layer, plan: &RowPlan, x: &[f32], logits: &[f32]) -> Vec<f64> {
-    run_with(bench, case, &Weights::of(case), plan, x, logits)
+/// The operands of a layer on the device.
+struct UploadedLayer {
+    x: Uploaded,
+    logits: Uploaded,
+    correction: Option<Uploaded>,
+    gate_up: WeightTensors<Uploaded>,
+    down: WeightTensors<Uploaded>,
+    biases: Option<[Uploaded; 2]>,
 }
 
-fn run_with(
+impl UploadedLayer {
+    fn new(bench: &Bench, case: &Layer, x: &[f32], logits: &[f32]) -> Self {
+        let client = &bench.client;
+        let floats =
+            |values: &[f32], dtype| Uploaded::new(client, &bytes(values, dtype), values.len());
+        let [gate_up, down] = case.problems(logits.len() / case.router.experts);
+        let weight = |problem: &QuantProblem, of: &[Operands]| {
+            uploaded_weight(client, &problem.weight, stacked(of).as_ref())
+        };
+        let biases = |of: &[Operands]| {
+            let values: Vec<f32> = of.iter().flat_map(|of| &of.bias).copied().collect();
+            floats(&values, case.activations)
+        };
+        let correction = case.correction.as_ref();
+        Self {
+            x: floats(x, case.activations),
+            logits: floats(logits, case.activations),
+            correction: correction.map(|values| floats(values, ActivationDtype::F32)),
+            gate_up: weight(&gate_up, &case.gate_up),
+            down: weight(&down, &case.down),
+            biases: case
+                .has_biases
+                .then(|| [&case.gate_up, &case.down].map(|of| biases(of))),
+        }
+    }
+}
+
+/// Runs a layer on an output filled with NaN.
+fn run(bench: &Bench, case: &Layer, plan: &RowPlan, x: &[f32], logits: &[f32]) -> Vec<f64> {
+    let uploaded = UploadedLayer::new(bench, case, x, logits);
+    run_uploaded(
+        bench,
+        case,
+        plan,
+        &uploaded,
+        logits.len() / case.router.experts,
+    )
+}
+
+fn run_uploaded(
     bench: &Bench,
     case: &Layer,
-    weights: &Weights,
     plan: &RowPlan,
-    x: &[f32],
-    logits: &[f32],
+    uploaded: &UploadedLayer,
+    tokens: usize,
 ) -> Vec<f64> {
-    let client = &bench.client;
-    let dtype = case.activations;
-    let tokens = logits.len() / case.router.experts;
+    let (client, dtype) = (&bench.client, case.activations);
     let [gate_up, down] = case.problems(tokens);
     let elements = tokens * case.hidden;
     let poison = client.create_from_slice(&bytes(&vec![f32::NAN; elements], dtype));
-    let floats = |values: &[f32], dtype| buffer(client, &bytes(values, dtype), values.len());
-    let biases = |of: &[Operands]| {
-        let values: Vec<f32> = of.iter().flat_map(|of| &of.bias).copied().collect();
-        case.has_biases.then(|| floats(&values, dtype))
-    };
+    let bias = |which: usize| uploaded.biases.as_ref().map(|biases| biases[which].arg());
     let operands = LayerOperands {
-        x: floats(x, dtype),
+        x: uploaded.x.arg(),
         route: RouteOperands {
-            logits: floats(logits, dtype),
+            logits: uploaded.logits.arg(),
             dtype,
-            correction: case
-                .correction
-                .as_ref()
-                .map(|values| floats(values, ActivationDtype::F32)),
+            correction: uploaded.correction.as_ref().map(Uploaded::arg),
             factor: case.factor as f32,
         },
-        gate_up: weight_buffers(client, &gate_up.weight, weights.gate_up.as_ref()),
-        gate_up_bias: biases(&case.gate_up),
-        down: weight_buffers(client, &down.weight, weights.down.as_ref()),
-        down_bias: biases(&case.down),
+        gate_up: args(&uploaded.gate_up),
+        gate_up_bias: bias(0),
+        down: args(&uploaded.down),
+        down_bias: bias(1),
         // SAFETY: the buffer was made for as many elements.
         out: unsafe { BufferArg::from_raw_parts(poison.clone(), elements) },
     };

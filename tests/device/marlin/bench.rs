@@ -1,10 +1,10 @@
 //! Launches of a case on raw buffers, and comparison of the outputs with f64.
 
-use crate::kernels::{buffer, bytes, client, values, weight_buffers};
+use crate::kernels::{Uploaded, args, bytes, client, uploaded_weight, values};
 use burn::tensor::Device;
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
-use marlin_format::WeightLayout;
+use marlin_format::{WeightLayout, WeightTensors};
 use marlin_kernels::tile::Launch;
 use marlin_kernels::{
     Card, Epilogue, EpilogueStage, Kernel, Operands as LaunchOperands, Plan, QuantProblem, Reason,
@@ -17,6 +17,26 @@ use marlin_tests::{Case, Operands, tolerance};
 pub struct Bench {
     pub client: Client,
     pub card: Card,
+}
+
+/// The operands of a case on the device.
+pub struct UploadedCase {
+    x: Uploaded,
+    weight: WeightTensors<Uploaded>,
+    bias: Uploaded,
+}
+
+impl UploadedCase {
+    /// Returns the operands of a launch.
+    fn operands(&self, out: BufferArg) -> LaunchOperands {
+        LaunchOperands {
+            x: self.x.arg(),
+            norm: None,
+            weight: args(&self.weight),
+            bias: Some(self.bias.arg()),
+            out,
+        }
+    }
 }
 
 /// Returns the problem of a case, with its weight in the tile layout.
@@ -34,24 +54,18 @@ impl Bench {
     }
 
     pub fn operands(&self, case: &Case, operands: &Operands, out: BufferArg) -> LaunchOperands {
-        LaunchOperands {
-            x: buffer(
-                &self.client,
-                &bytes(&operands.x, case.activations),
-                operands.x.len(),
-            ),
-            norm: None,
-            weight: weight_buffers(
-                &self.client,
-                &problem(case).weight,
-                operands.tiles().as_ref(),
-            ),
-            bias: Some(buffer(
-                &self.client,
-                &bytes(&operands.bias, case.activations),
-                case.n,
-            )),
-            out,
+        self.upload(case, operands).operands(out)
+    }
+
+    /// Uploads the operands of a case for several launches.
+    pub fn upload(&self, case: &Case, operands: &Operands) -> UploadedCase {
+        let client = &self.client;
+        let floats =
+            |values: &[f32]| Uploaded::new(client, &bytes(values, case.activations), values.len());
+        UploadedCase {
+            x: floats(&operands.x),
+            weight: uploaded_weight(client, &problem(case).weight, operands.tiles().as_ref()),
+            bias: floats(&operands.bias),
         }
     }
 
@@ -79,19 +93,25 @@ impl Bench {
         operands: &Operands,
         plan: &Plan,
     ) -> Vec<u8> {
+        self.run_uploaded(problem, &self.upload(case, operands), plan)
+    }
+
+    /// Runs a problem with uploaded operands on an output filled with NaN, and returns the bytes of
+    /// the output.
+    pub fn run_uploaded(
+        &self,
+        problem: &QuantProblem,
+        operands: &UploadedCase,
+        plan: &Plan,
+    ) -> Vec<u8> {
         let outputs = problem.m * problem.outputs();
         let poison = self
             .client
-            .create_from_slice(&bytes(&vec![f32::NAN; outputs], case.activations));
+            .create_from_slice(&bytes(&vec![f32::NAN; outputs], problem.activations));
         // SAFETY: the buffer was made for as many elements.
         let out = unsafe { BufferArg::from_raw_parts(poison.clone(), outputs) };
-        launch(
-            &self.client,
-            problem,
-            plan,
-            self.operands(case, operands, out),
-        )
-        .unwrap_or_else(|error| panic!("{problem}: {error}"));
+        launch(&self.client, problem, plan, operands.operands(out))
+            .unwrap_or_else(|error| panic!("{problem}: {error}"));
         self.client
             .read_one(poison)
             .unwrap_or_else(|error| panic!("{problem}, {plan:?}: {error}"))
