@@ -191,8 +191,8 @@ fn linears(device: &Device, seed: u64) {
     }
 }
 
-/// Checks a layer after an addition to the residual stream and a norm, and the norm and the sum that
-/// it returns.
+/// Checks a layer after an addition to the residual stream and a norm, and the norm and the sum
+/// that it returns.
 fn norm_linears(device: &Device, seed: u64) {
     const EPSILON: f64 = 1e-3;
     let mut rng = StdRng::seed_from_u64(seed);
@@ -269,8 +269,8 @@ fn norm_linears(device: &Device, seed: u64) {
 }
 
 /// Returns the sum of a product's terms, and the magnitude that errors are relative to: the square
-/// root of the sum of the terms' squares, or the sum itself if that is larger, because the output is
-/// rounded relative to it.
+/// root of the sum of the terms' squares, or the sum itself if that is larger, because the output
+/// is rounded relative to it.
 fn sum_of(terms: impl Iterator<Item = f64>) -> [f64; 2] {
     let [sum, squares] = terms.fold([0.0, 0.0], |[sum, squares], term| {
         [sum + term, squares + term * term]

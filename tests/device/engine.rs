@@ -406,8 +406,8 @@ fn compiled_ahead(device: &Device) {
     assert_eq!(decode(&llama, Sampling::GREEDY, 40), found);
 }
 
-/// Checks that all kernels of a server run on additional servers of the card, and that the number of
-/// the set depends on the engine's passes and not on its pages.
+/// Checks that all kernels of a server run on additional servers of the card, and that the number
+/// of the set depends on the engine's passes and not on its pages.
 fn all_compiled_ahead(device: &Device) {
     let (_guard, folder) = quantised();
     let llama = open(&folder, device, FloatDType::F16);

@@ -186,8 +186,8 @@ fn read_words(bench: &Bench, handle: &Handle) -> Vec<u32> {
     words.map(|word| u32::from_le_bytes(*word)).collect()
 }
 
-/// Checks every tile with experts: gathered and sorted, with every epilogue, with experts of no, one
-/// and many rows, K and N at the edges of tiles and chunks, on few blocks and on all.
+/// Checks every tile with experts: gathered and sorted, with every epilogue, with experts of no,
+/// one and many rows, K and N at the edges of tiles and chunks, on few blocks and on all.
 fn every_tile(bench: &Bench, spec: QuantSpec, seed: u64) {
     let router = router(9, 2, RouterScores::Softmax, true);
     let mut ran = 0;

@@ -49,8 +49,8 @@ fn check() -> Result<(), String> {
 }
 
 /// Returns the paths of the records with times of a card's kernels. The records of the host
-/// processor, of the device tests, of servers and of the perplexities of model families have no such
-/// times.
+/// processor, of the device tests, of servers and of the perplexities of model families have no
+/// such times.
 pub fn paths() -> Result<Vec<PathBuf>, String> {
     let folder = root().join("benches/records");
     let entries =

@@ -40,8 +40,8 @@ enum Command {
     /// in the ledger, doc tests, Python's clients of the server, book.
     Test,
     /// Run the slower checks of the server: 10,000 requests to the shipped model, 1,000,000
-    /// simulated ones, 100,000 mutated bodies and texts, the page in Chromium, Python's clients, and
-    /// two servers behind SGLang's router.
+    /// simulated ones, 100,000 mutated bodies and texts, the page in Chromium, Python's clients,
+    /// and two servers behind SGLang's router.
     TestServe,
     /// Run the slow checks: clippy without a CubeCL runtime, and the machine code of every
     /// configuration.

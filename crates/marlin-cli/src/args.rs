@@ -23,8 +23,9 @@ use std::path::PathBuf;
 
 /// Inspect Llama checkpoints, quantise them to 4 or 8 bits, and run them.
 ///
-/// A model is a Hugging Face folder, or a name on the Hugging Face hub; what is missing of it in the
-/// hub's cache is downloaded. HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE apply.
+/// A model is a Hugging Face folder, or a name on the Hugging Face hub; what is missing of it in
+/// the hub's cache is downloaded. HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE
+/// apply.
 ///
 /// Logs go to standard error; set `RUST_LOG=debug` to show the kernel of every layer. Compiled
 /// kernels are kept in `burn-marlin` in the user's cache folder; set `BURN_MARLIN_CACHE` to another
@@ -52,8 +53,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Chat with a model, one line per turn, in the format of its chat template.
     Chat(ChatArgs),
-    /// Serve a model over HTTP, with the APIs of OpenAI and Anthropic: many requests at once, over a
-    /// KV cache of pages that shares the prefixes of prompts.
+    /// Serve a model over HTTP, with the APIs of OpenAI and Anthropic: many requests at once, over
+    /// a KV cache of pages that shares the prefixes of prompts.
     #[cfg(feature = "serve")]
     Serve(ServeArgs),
     /// Measure a server with OpenAI's API under load: throughput, time to the first token and per

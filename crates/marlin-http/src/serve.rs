@@ -20,8 +20,8 @@ use tokio_rustls::TlsAcceptor;
 
 /// The time after which the system asks a silent peer whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
-/// The time until the next try after the system refused to accept a connection, as it does while the
-/// process has no file descriptor left.
+/// The time until the next try after the system refused to accept a connection, as it does while
+/// the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The time that answers have to end after the engine has ended them.

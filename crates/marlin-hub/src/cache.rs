@@ -1,8 +1,8 @@
 //! The folder of a model in Hugging Face's cache.
 //!
 //! `models--owner--name` has the contents of files in `blobs`, links to them in
-//! `snapshots/<commit>`, and the commits of branches and tags in `refs`. `huggingface_hub` for Python
-//! uses the same folder, and the same locks below `.locks`.
+//! `snapshots/<commit>`, and the commits of branches and tags in `refs`. `huggingface_hub` for
+//! Python uses the same folder, and the same locks below `.locks`.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};

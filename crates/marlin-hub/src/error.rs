@@ -130,7 +130,8 @@ pub enum HubError {
     Checksum {
         /// The address.
         url: String,
-        /// The checksum in the hub's list: the SHA-256 for a file in LFS, otherwise the Git object ID.
+        /// The checksum in the hub's list: the SHA-256 for a file in LFS, otherwise the Git object
+        /// ID.
         expected: String,
         /// That of the bytes received.
         found: String,

@@ -6,8 +6,8 @@
 //!
 //! Only the files that are read are downloaded: configs, tokenizer, chat template, and the
 //! safetensors that a folder is opened with. A download that breaks off is resumed, in the same run
-//! or in the next. Each file is compared with the checksum in the hub's list before it gets its name
-//! in the cache, and the folder that is returned has links to such files only.
+//! or in the next. Each file is compared with the checksum in the hub's list before it gets its
+//! name in the cache, and the folder that is returned has links to such files only.
 
 mod cache;
 mod download;

@@ -93,8 +93,8 @@ pub enum KernelError {
         /// The number of blocks.
         blocks: usize,
     },
-    /// A launch of a tile of e4m3 for a weight whose activations are not rounded, that has act-order,
-    /// or whose K does not fill chunks of 128 rows.
+    /// A launch of a tile of e4m3 for a weight whose activations are not rounded, that has
+    /// act-order, or whose K does not fill chunks of 128 rows.
     #[error(
         "the problem {problem}: not for tiles of e4m3, which take a weight with activations in e4m3, without act-order, and a K that is a multiple of 128; take the plan that `plan` gives"
     )]

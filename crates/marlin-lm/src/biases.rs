@@ -4,9 +4,9 @@ use marlin_nn::{SlotTokens, TokenTable};
 
 use crate::RequestParams;
 
-/// Returns the rows of a slot of the [`TokenTable`] from [`TokenTable::GENERATED`] on: the bitmap of
-/// the tokens that were generated so far, and the biases, which have the penalties on these tokens.
-/// Returns `None` if the request has neither penalties nor a logit bias.
+/// Returns the rows of a slot of the [`TokenTable`] from [`TokenTable::GENERATED`] on: the bitmap
+/// of the tokens that were generated so far, and the biases, which have the penalties on these
+/// tokens. Returns `None` if the request has neither penalties nor a logit bias.
 pub(crate) fn bias_rows(
     params: &RequestParams,
     generated: &[u32],

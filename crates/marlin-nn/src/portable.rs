@@ -125,8 +125,8 @@ pub(crate) fn attention(
     Tensor::cat(outputs.collect(), 0)
 }
 
-/// Returns the softmax of scores [kv_heads, heads of a key head, positions] over their positions, to
-/// which each head's score of `sinks` `[heads]` belongs without a position.
+/// Returns the softmax of scores [kv_heads, heads of a key head, positions] over their positions,
+/// to which each head's score of `sinks` `[heads]` belongs without a position.
 pub fn softmax_with_sinks(scores: Tensor<3>, sinks: Option<Tensor<1>>) -> Tensor<3> {
     let [kv_heads, group, positions] = scores.dims();
     let Some(sinks) = sinks else {

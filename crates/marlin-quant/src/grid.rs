@@ -16,8 +16,8 @@ fn shrink(index: usize) -> f32 {
     1.0 - index as f32 / 100.0
 }
 
-/// The format of a weight's groups: its spec, and the scale of the whole tensor in formats that have
-/// one.
+/// The format of a weight's groups: its spec, and the scale of the whole tensor in formats that
+/// have one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GroupFormat {
     spec: QuantSpec,
@@ -34,8 +34,8 @@ impl GroupFormat {
     }
 }
 
-/// The levels of one group of a column: `scale * (q - zero)` for q from 0 to `top`, or `scale` times
-/// the numbers of a kind of floats.
+/// The levels of one group of a column: `scale * (q - zero)` for q from 0 to `top`, or `scale`
+/// times the numbers of a kind of floats.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Grid {
     pub scale: f32,
@@ -69,8 +69,8 @@ impl Grid {
 
     /// Returns the number of grids that a search tries for a range: [`SHRINKS`] parts of it. For
     /// symmetric integers, each part is tried with either sign of the scale, because the levels
-    /// reach one step further on one side of zero. For floats, a larger range is tried, too: a scale
-    /// that is a power of two may be less than the largest value needs.
+    /// reach one step further on one side of zero. For floats, a larger range is tried, too: a
+    /// scale that is a power of two may be less than the largest value needs.
     pub fn candidates(spec: &QuantSpec) -> usize {
         if spec.value.is_float() {
             SHRINKS + 1

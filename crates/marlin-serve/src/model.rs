@@ -50,10 +50,10 @@ pub struct ModelOptions {
     pub fair: bool,
     /// The length of the prompt whose kernels are compiled before the server starts; by default 64.
     pub warm_up_tokens: usize,
-    /// The first part of the names of files that record whose kernels are in CubeCL's cache on disk.
-    /// With it, all kernels of a model are compiled on all cores before the server starts, once for
-    /// each kind of model and options: 10 s for Llama 2 7B in int4 on 16 cores. By default `None`:
-    /// kernels are compiled when they are first launched, and requests wait for them.
+    /// The first part of the names of files that record whose kernels are in CubeCL's cache on
+    /// disk. With it, all kernels of a model are compiled on all cores before the server starts,
+    /// once for each kind of model and options: 10 s for Llama 2 7B in int4 on 16 cores. By default
+    /// `None`: kernels are compiled when they are first launched, and requests wait for them.
     pub compiled_marks: Option<PathBuf>,
     /// Tokens that end a sequence besides those of the model's generation config, such as the end
     /// of a turn in a chat template.

@@ -1,8 +1,8 @@
 //! A server on this machine that speaks the part of the Hugging Face hub's interface that downloads
 //! need.
 //!
-//! As on the hub, files in LFS are redirected to another server. [`HubFaults`] are the failures that
-//! a test can ask for.
+//! As on the hub, files in LFS are redirected to another server. [`HubFaults`] are the failures
+//! that a test can ask for.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

@@ -15,8 +15,8 @@ pub struct PageRun {
 }
 
 /// Runs the commands of a page of the book, which are its `sh` blocks, in one shell that stops at
-/// the first failure, after the commands `before`. They run in an empty folder beside a clone of the
-/// repository, with the folder of `program` on the path, and no kernel is kept on disk.
+/// the first failure, after the commands `before`. They run in an empty folder beside a clone of
+/// the repository, with the folder of `program` on the path, and no kernel is kept on disk.
 ///
 /// # Panics
 /// Panics if there is no such page, or if a command fails.
@@ -53,9 +53,10 @@ pub fn run_page(page: &str, before: &str, program: &Path) -> PageRun {
     }
 }
 
-/// Runs a page of the book that builds a project, as [`run_page`] does. The project is not compiled:
-/// its `Cargo.toml` is the page's `toml` block, `cargo run` checks that cargo finds all that it
-/// depends on, and runs the compiled `program` of this repository, whose source the page shows.
+/// Runs a page of the book that builds a project, as [`run_page`] does. The project is not
+/// compiled: its `Cargo.toml` is the page's `toml` block, `cargo run` checks that cargo finds all
+/// that it depends on, and runs the compiled `program` of this repository, whose source the page
+/// shows.
 ///
 /// # Panics
 /// Panics if there is no such page, or if a command fails.

@@ -1,5 +1,5 @@
-//! The mixture on Flex: the error and the memory of the quantised one. Sizes that no kernel supports
-//! are errors.
+//! The mixture on Flex: the error and the memory of the quantised one. Sizes that no kernel
+//! supports are errors.
 
 use burn::tensor::{Device, FloatDType};
 use burn_marlin::{GroupSize, QuantSpec};

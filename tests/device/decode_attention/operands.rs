@@ -20,8 +20,8 @@ pub(super) struct Operands {
     pub(super) sin: Vec<f32>,
     /// The weights of the norms of q and k.
     pub(super) norms: [Vec<f32>; 2],
-    /// The scores of heads without a position. Of several heads, the last has one that is much larger
-    /// than all others.
+    /// The scores of heads without a position. Of several heads, the last has one that is much
+    /// larger than all others.
     pub(super) sinks: Vec<f32>,
 }
 

@@ -10,8 +10,8 @@ use marlin_lm::{
 };
 
 const SEQUENCES: usize = 16;
-/// The number of tokens of a prompt, the position at which its second part begins, and the number of
-/// tokens that decode steps predict.
+/// The number of tokens of a prompt, the position at which its second part begins, and the number
+/// of tokens that decode steps predict.
 const PROMPT: usize = 100;
 const SECOND_PART: usize = 40;
 const PREDICTED: usize = 150;

@@ -41,8 +41,8 @@ pub fn wide_lines(pages: &[Page]) -> Result<Vec<String>, Error> {
     Ok(faults)
 }
 
-/// Returns the lines of a file that mdBook puts in the place of `{{#include FILE:ANCHOR}}`, given the
-/// text after `{{#include `.
+/// Returns the lines of a file that mdBook puts in the place of `{{#include FILE:ANCHOR}}`, given
+/// the text after `{{#include `.
 fn included(page: &Page, include: &str) -> Result<String, Error> {
     let (file, anchor) = include
         .split_once("}}")

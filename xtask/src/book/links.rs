@@ -10,7 +10,8 @@ use std::path::{Component, Path, PathBuf};
 const SUMMARY: &str = "book/src/SUMMARY.md";
 
 /// Returns a line for each link to a file or an anchor that does not exist, for each link of the
-/// book to a page outside of it, and for each page of the book that is not in its table of contents.
+/// book to a page outside of it, and for each page of the book that is not in its table of
+/// contents.
 pub fn faults(pages: &[Page]) -> Vec<String> {
     let anchors: HashMap<&Path, &Page> = pages.iter().map(|page| (&*page.path, page)).collect();
     let mut faults = Vec::new();

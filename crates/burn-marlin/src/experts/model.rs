@@ -48,7 +48,8 @@ impl QuantExperts {
     ///
     /// let device = Device::flex();
     /// let random = |shape: [usize; 3]| {
-    ///     Param::initialized(ParamId::new(), Tensor::random(shape, Distribution::Default, &device))
+    ///     let weight = Tensor::random(shape, Distribution::Default, &device);
+    ///     Param::initialized(ParamId::new(), weight)
     /// };
     /// let model = Mixture {
     ///     gate: random([8, 64, 96]),
@@ -56,8 +57,10 @@ impl QuantExperts {
     ///     down: random([8, 96, 64]),
     /// };
     /// let paths = ExpertPaths::Separate { gate: "gate", up: "up", down: "down" };
-    /// let router = Router { experts: 8, top_k: 2, scores: RouterScores::Softmax, normalises: true };
-    /// let experts = QuantExperts::from_model(&model, router, paths, &QuantSpec::int4(GroupSize::G32))?;
+    /// let scores = RouterScores::Softmax;
+    /// let router = Router { experts: 8, top_k: 2, scores, normalises: true };
+    /// let spec = QuantSpec::int4(GroupSize::G32);
+    /// let experts = QuantExperts::from_model(&model, router, paths, &spec)?;
     /// # assert_eq!(experts.descriptors()[0].n, 192);
     /// # Ok::<(), burn_marlin::Error>(())
     /// ```

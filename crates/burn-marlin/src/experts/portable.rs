@@ -99,8 +99,8 @@ impl QuantExperts {
     }
 }
 
-/// Returns the outputs of gates and ups, in their dtype. Without a gated epilogue, they are those of
-/// SwiGLU.
+/// Returns the outputs of gates and ups, in their dtype. Without a gated epilogue, they are those
+/// of SwiGLU.
 pub fn gated<const D: usize>(epilogue: Epilogue, gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     if epilogue != Epilogue::ClampedSwiGlu {
         return silu(gate) * up;

@@ -28,8 +28,8 @@ pub struct ServeArgs {
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub api_key: Vec<String>,
-    /// Name under which clients ask for the model; by default the name of its folder, or its name on
-    /// the hub. May be given several times.
+    /// Name under which clients ask for the model; by default the name of its folder, or its name
+    /// on the hub. May be given several times.
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Vec<String>,
     /// Sequences that run at once.
@@ -48,8 +48,8 @@ pub struct ServeArgs {
     /// Format of the KV cache.
     #[arg(long, value_enum, default_value_t = KvCacheDtype::Auto)]
     pub kv_cache_dtype: KvCacheDtype,
-    /// Pages of the KV cache; by default as many as fit --memory-fraction, and on the CPU those of 8
-    /// sequences of the model's window, in 4 GiB at most.
+    /// Pages of the KV cache; by default as many as fit --memory-fraction, and on the CPU those of
+    /// 8 sequences of the model's window, in 4 GiB at most.
     #[arg(long)]
     pub pages: Option<u32>,
     /// Part of the device's free memory that the KV cache takes at most.

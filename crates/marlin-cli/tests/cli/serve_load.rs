@@ -33,8 +33,8 @@ struct Case {
 }
 
 impl Case {
-    /// Draws a request whose prompt is a part of a text with these tokens. What is not in whole pages
-    /// is short: each request computes it anew.
+    /// Draws a request whose prompt is a part of a text with these tokens. What is not in whole
+    /// pages is short: each request computes it anew.
     fn draw(index: usize, text: &[u32], rng: &mut StdRng) -> Self {
         let start = rng.random_range(PREFIX..text.len() - 16);
         let own = &text[start..start + rng.random_range(1..15)];

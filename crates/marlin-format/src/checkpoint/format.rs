@@ -8,8 +8,8 @@ use crate::QuantSpec;
 ///
 /// K is the number of input features, N is the number of output features, and G is the number of
 /// groups along K. A word is an i32 of eight 4-bit or four 8-bit values. Configs do not declare the
-/// dtype of scales: `scale_dtype` of the specs of integers is f16, and the tensors decide. Scales of
-/// floats are always read as f32.
+/// dtype of scales: `scale_dtype` of the specs of integers is f16, and the tensors decide. Scales
+/// of floats are always read as f32.
 ///
 /// [`Display`](fmt::Display) writes one line, such as `gptq v1 int4 g128 act-order`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -12,11 +12,12 @@
 //! | `weight_global_scale` of NVFP4 | f32 | `[1]` | a divisor of all scales |
 //! | `weight_scale_2` of NVFP4 by ModelOpt | f32 | `[]` | a factor of all scales |
 //!
-//! A weight is the product of value and scale. The quotient or product of the two scales of NVFP4 is
-//! rounded to f32 first, as in the programs that write the files.
+//! A weight is the product of value and scale. The quotient or product of the two scales of NVFP4
+//! is rounded to f32 first, as in the programs that write the files.
 //!
 //! Scales of activations (`input_global_scale`, `input_scale`) and of caches are not used: here
-//! activations keep their 16 or 32 bits, so products are more accurate than those of FP4 activations.
+//! activations keep their 16 or 32 bits, so products are more accurate than those of FP4
+//! activations.
 //!
 //! Sources: compressed-tensors `compressors/{nvfp4,mxfp4}/base.py`; AutoRound
 //! `export/export_to_autoround/qlinear_fp.py`; vLLM `quantization/modelopt.py`.

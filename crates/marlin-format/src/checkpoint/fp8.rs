@@ -13,12 +13,13 @@
 //! A weight is the product of value and scale; despite its name, `weight_scale_inv` is a factor,
 //! too.
 //!
-//! Scales of activations (`input_scale`, `activation_scale`) and of caches are not used: activations
-//! keep their 16 or 32 bits, or are rounded with a scale of each row
+//! Scales of activations (`input_scale`, `activation_scale`) and of caches are not used:
+//! activations keep their 16 or 32 bits, or are rounded with a scale of each row
 //! ([`QuantSpec::fp8_activations`]).
 //!
 //! Sources: compressed-tensors `compressors/naive_quantized/base.py`; transformers
-//! `integrations/{finegrained_fp8,fbgemm_fp8}.py`; vLLM `quantization/{fp8,fbgemm_fp8,modelopt}.py`.
+//! `integrations/{finegrained_fp8,fbgemm_fp8}.py`; vLLM
+//! `quantization/{fp8,fbgemm_fp8,modelopt}.py`.
 
 use super::layer_tensors::LayerTensors;
 use super::{

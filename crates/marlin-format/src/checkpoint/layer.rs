@@ -145,8 +145,8 @@ pub fn read_layer(
     format: &LayerFormat,
 ) -> Result<PlainWeight, CheckpointError> {
     // The bytes of the file and the converted weight; for floats also rows that are padded to whole
-    // words, and scales that become f32. A sparse file can declare more bytes than it occupies on the
-    // disk.
+    // words, and scales that become f32. A sparse file can declare more bytes than it occupies on
+    // the disk.
     let copies = match format {
         LayerFormat::Fp8(_) | LayerFormat::Fp4(_) | LayerFormat::StackedMxFp4 => 3,
         _ => 2,

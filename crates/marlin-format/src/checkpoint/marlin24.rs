@@ -104,8 +104,8 @@ fn scales_are_permuted(names: Marlin24Names, groups: usize) -> bool {
 /// Checks that `marlin-24` of compressed-tensors supports a weight of this shape and spec.
 ///
 /// # Errors
-/// [`FormatError::TileDoesNotDivide`]; [`FormatError::Marlin24Spec`] for floats, for zero points, or
-/// for a group size other than 128 rows or the whole column.
+/// [`FormatError::TileDoesNotDivide`]; [`FormatError::Marlin24Spec`] for floats, for zero points,
+/// or for a group size other than 128 rows or the whole column.
 pub fn check(k: usize, n: usize, spec: &QuantSpec) -> Result<(), FormatError> {
     Marlin24Layout::new(k, n, spec.value)?;
     match !spec.value.is_float()

@@ -10,7 +10,8 @@ use rayon::prelude::*;
 ///
 /// For 8-bit values, the words are `[ceil(K/4), N rounded up to 8]`, and byte `i` is row `4r + i`.
 ///
-/// Rows past K and columns past N hold the [midpoint](WeightValue::midpoint): 8 or 128, 0 of floats.
+/// Rows past K and columns past N hold the [midpoint](WeightValue::midpoint): 8 or 128, 0 of
+/// floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlainLayout {
     pub(crate) k: usize,

@@ -80,9 +80,9 @@ impl WeightFormat {
         Self { sparsity, ..self }
     }
 
-    /// Encodes the format as five bytes: the kind of the values (the bits of an integer; 20 for e2m1,
-    /// 24 for e4m3), the rows of a group (0 for one group over all of K), 1 for zero points, the
-    /// number of the scale dtype, and the sum of 1 for act-order, 2 for 2:4 sparsity and 4 for
+    /// Encodes the format as five bytes: the kind of the values (the bits of an integer; 20 for
+    /// e2m1, 24 for e4m3), the rows of a group (0 for one group over all of K), 1 for zero points,
+    /// the number of the scale dtype, and the sum of 1 for act-order, 2 for 2:4 sparsity and 4 for
     /// activations in e4m3. Saved records hold these bytes. [`from_bytes`](Self::from_bytes) is the
     /// inverse.
     pub fn to_bytes(self) -> [u8; 5] {

@@ -23,9 +23,9 @@ pub enum WeightValue {
     /// A float of 4 bits: a sign, 2 bits of exponent with the bias 1, and 1 bit of mantissa. Its
     /// magnitudes are 0, 0.5, 1, 1.5, 2, 3, 4 and 6 (OCP Microscaling Formats 1.0, section 5.3.3).
     E2m1,
-    /// A float of 8 bits: a sign, 4 bits of exponent with the bias 7, and 3 bits of mantissa. It has
-    /// no infinities; the codes 0x7f and 0xff are NaN, and the largest magnitude is 448 (OCP 8-bit
-    /// Floating Point 1.0, section 5.2).
+    /// A float of 8 bits: a sign, 4 bits of exponent with the bias 7, and 3 bits of mantissa. It
+    /// has no infinities; the codes 0x7f and 0xff are NaN, and the largest magnitude is 448 (OCP
+    /// 8-bit Floating Point 1.0, section 5.2).
     E4m3,
 }
 

@@ -265,8 +265,8 @@ pub fn message(error: &dyn std::error::Error) -> String {
         .join(": ")
 }
 
-/// Checks a weight of floats value by value. `code(row, column)` and `scale(row, column)` are those of
-/// a row, an output feature, and a column, an input feature, of the file.
+/// Checks a weight of floats value by value. `code(row, column)` and `scale(row, column)` are those
+/// of a row, an output feature, and a column, an input feature, of the file.
 pub fn expect_floats(
     weight: &PlainWeight,
     [n, k]: [usize; 2],

@@ -95,7 +95,8 @@ fn refuse(request: &ResponsesRequest) -> Result<(), ApiError> {
         request.top_logprobs.is_some_and(|count| count > 0),
         "top_logprobs",
     )?;
-    // Clients that keep nothing ask for encrypted reasoning, to send it back: it is sent in the clear.
+    // Clients that keep nothing ask for encrypted reasoning, to send it back: it is sent in the
+    // clear.
     let include = request.include.as_deref().unwrap_or_default();
     let is_known = |field: &IncludeField| *field == IncludeField::ReasoningEncryptedContent;
     refuse_if(!include.iter().all(is_known), "include")

@@ -4,8 +4,8 @@ use cubecl::client::Client;
 use cudarc::driver::{CudaContext, DriverError};
 use std::sync::Arc;
 
-/// Asks the driver about the card of a CUDA client. If it does not answer, the result is `None`, and
-/// the reason is logged after `what` was asked.
+/// Asks the driver about the card of a CUDA client. If it does not answer, the result is `None`,
+/// and the reason is logged after `what` was asked.
 pub(super) fn ask<T: Send + 'static>(
     client: &Client,
     what: &str,

@@ -15,14 +15,14 @@ pub struct HostRouting {
     pub weights: Vec<f32>,
 }
 
-/// Chooses the experts of tokens from a router's logits [tokens, experts]. A `correction` `[experts]`
-/// is added to the scores before experts are chosen ([`RouterScores::Sigmoid`]), and the weights are
-/// multiplied by `factor`. Of experts with equal scores, the one with the smaller number is chosen;
-/// a score that is not finite comes last.
+/// Chooses the experts of tokens from a router's logits [tokens, experts]. A `correction`
+/// `[experts]` is added to the scores before experts are chosen ([`RouterScores::Sigmoid`]), and
+/// the weights are multiplied by `factor`. Of experts with equal scores, the one with the smaller
+/// number is chosen; a score that is not finite comes last.
 ///
 /// # Errors
-/// The errors of [`Router::check`], and an error for logits that are no whole number of tokens, or a
-/// correction of another length.
+/// The errors of [`Router::check`], and an error for logits that are no whole number of tokens, or
+/// a correction of another length.
 pub fn route(
     router: &Router,
     logits: &[f32],

@@ -11,12 +11,12 @@
 //! | `multiply`, sorted | the output of the one before | [rows, K] in the order of experts |
 //! | `combine` | [rows, K] in the order of experts | the weighted sums of each token's experts [tokens, K] |
 //!
-//! `layer` launches all of them. Before a product, `gather` permutes rows for weights with act-order,
-//! and copies rows of tokens to the order of experts for tiles of `wgmma`.
+//! `layer` launches all of them. Before a product, `gather` permutes rows for weights with
+//! act-order, and copies rows of tokens to the order of experts for tiles of `wgmma`.
 //!
 //! A layer of few rows on cards with clusters multiplies each row by itself, in two launches that
-//! choose the experts and add the outputs, too ([`matmul::gemv::experts`](crate::matmul::gemv::experts)).
-//! `plan` decides between both.
+//! choose the experts and add the outputs, too
+//! ([`matmul::gemv::experts`](crate::matmul::gemv::experts)). `plan` decides between both.
 //!
 //! A row is one token at one of its experts, so there are tokens x `top_k` rows. The order of
 //! experts is that of the experts' numbers and, within an expert, that of the tokens. The numbers
@@ -24,9 +24,9 @@
 //! pass is valid for every routing.
 //!
 //! The product of few rows is [`mma_sync`](crate::matmul::mma_sync) with [`RowOrder::Gathered`] or
-//! [`RowOrder::Sorted`], that of many on compute capability 9.0 [`wgmma`](crate::matmul::wgmma) with
-//! sorted rows. A tile has rows of one expert. A block's stripe of work is computed on the device
-//! from the number of blocks of rows in the routing.
+//! [`RowOrder::Sorted`], that of many on compute capability 9.0 [`wgmma`](crate::matmul::wgmma)
+//! with sorted rows. A tile has rows of one expert. A block's stripe of work is computed on the
+//! device from the number of blocks of rows in the routing.
 //!
 //! [`host`] has the same on the CPU.
 //!

@@ -34,8 +34,8 @@ pub struct ExpertOperands {
 /// (M = tokens x `top_k`) and the weight with its experts; the tile of `launch` has as many rows as
 /// the routing's blocks.
 ///
-/// Rows of tokens are gathered by a kernel of their own ([`gather`]) for a tile of `wgmma`, and rows
-/// of either order for a weight with act-order.
+/// Rows of tokens are gathered by a kernel of their own ([`gather`]) for a tile of `wgmma`, and
+/// rows of either order for a weight with act-order.
 ///
 /// # Errors
 /// Returns an error for a buffer of the wrong length, a routing of another number of rows, experts

@@ -72,10 +72,10 @@ fn choose(
 
 /// The largest number of rows that are multiplied each by itself.
 const MAX_ROWS: usize = 32;
-/// The most bytes that these rows read. On an H200 this way takes 34 us and tiles take 39.5 us for a
-/// layer of Qwen3-30B-A3B and four tokens (78 MB), 73 and 76 us of gpt-oss-20b and four tokens (224
-/// MB), 61 and 63 us of Mixtral 8x7B and one token (181 MB), and 107 and 91 us of the same and two
-/// tokens (363 MB), of which some have an expert in common.
+/// The most bytes that these rows read. On an H200 this way takes 34 us and tiles take 39.5 us for
+/// a layer of Qwen3-30B-A3B and four tokens (78 MB), 73 and 76 us of gpt-oss-20b and four tokens
+/// (224 MB), 61 and 63 us of Mixtral 8x7B and one token (181 MB), and 107 and 91 us of the same and
+/// two tokens (363 MB), of which some have an expert in common.
 const MAX_BYTES: usize = 256 << 20;
 
 /// Returns the number of bytes of the values of an expert, with a scale of 16 bits for each group.

@@ -166,8 +166,8 @@ const BYTES_A_NANOSECOND: f64 = 33.0;
 const CLUSTER_MICROSECONDS: f64 = 2.4;
 const NANOSECONDS_A_RECEIVED_BYTE: f64 = 0.021;
 
-/// The microseconds in which a kernel rounds rows of activations to e4m3, of every launch and of each
-/// value: 15.4 for 4096 rows of 4096 on an H200.
+/// The microseconds in which a kernel rounds rows of activations to e4m3, of every launch and of
+/// each value: 15.4 for 4096 rows of 4096 on an H200.
 const FP8_MICROSECONDS: (f64, f64) = (2.5, 7.7e-7);
 
 /// Returns the estimated time in microseconds: of the steps, of adding the sums of split tiles and

@@ -15,8 +15,8 @@ impl Config {
         self.batch_tiles_each() * self.outputs_of_eight_rows()
     }
 
-    /// Returns true if a thread has consecutive columns of every eight rows, which it stores at once,
-    /// always the same columns. Other threads have too few outputs.
+    /// Returns true if a thread has consecutive columns of every eight rows, which it stores at
+    /// once, always the same columns. Other threads have too few outputs.
     pub(crate) const fn has_runs(&self) -> bool {
         self.tile.batch_tiles > 8 && (8 * self.output_columns()).is_multiple_of(self.tile.threads())
     }
@@ -27,9 +27,9 @@ impl Config {
     }
 
     /// Returns the number of totals of a thread in eight rows. Of every eight rows, a thread has
-    /// the outputs `i * threads + UNIT_POS_X`, counted row by row, or with
-    /// [runs](Self::has_runs) of `count` the outputs `UNIT_POS_X * count + i`. With SwiGLU an output
-    /// has two totals, of gate and up.
+    /// the outputs `i * threads + UNIT_POS_X`, counted row by row, or with [runs](Self::has_runs)
+    /// of `count` the outputs `UNIT_POS_X * count + i`. With SwiGLU an output has two totals, of
+    /// gate and up.
     pub(crate) const fn outputs_of_eight_rows(&self) -> usize {
         self.epilogue.columns() * (8 * self.output_columns()).div_ceil(self.tile.threads())
     }

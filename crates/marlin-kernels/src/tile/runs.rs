@@ -56,8 +56,8 @@ pub(super) fn read_runs(
     }
 }
 
-/// Writes the outputs of a thread's totals: `rows` rows from `first_row` on, of the tile whose first
-/// column is `first_column`.
+/// Writes the outputs of a thread's totals: `rows` rows from `first_row` on, of the tile whose
+/// first column is `first_column`.
 #[cube]
 pub(super) fn write_runs<F: Float>(
     totals: &Array<f32>,

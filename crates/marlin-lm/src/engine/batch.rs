@@ -48,13 +48,13 @@ pub struct BatchEngine {
 }
 
 impl BatchEngine {
-    /// Creates an engine without sequences, with a KV cache of `pages` in a format that up to `slots`
-    /// sequences share.
+    /// Creates an engine without sequences, with a KV cache of `pages` in a format that up to
+    /// `slots` sequences share.
     ///
     /// # Errors
     /// [`ModelError::TooManySequences`] if `slots` is not from 1 to
-    /// [`MAX_SEQUENCES`](crate::MAX_SEQUENCES), [`ModelError::CacheTooLarge`] if the pages do
-    /// not fit the device, before anything is allocated, and [`ModelError::E4m3Cache`] if the device
+    /// [`MAX_SEQUENCES`](crate::MAX_SEQUENCES), [`ModelError::CacheTooLarge`] if the pages do not
+    /// fit the device, before anything is allocated, and [`ModelError::E4m3Cache`] if the device
     /// does not run the attention of prompts on tensor cores, which this format needs.
     ///
     /// # Panics
@@ -282,7 +282,8 @@ impl BatchEngine {
         }
     }
 
-    /// Computes parts of prompts, and tokens of sequences beside them, in as few passes as possible.
+    /// Computes parts of prompts, and tokens of sequences beside them, in as few passes as
+    /// possible.
     fn prefill(
         &mut self,
         prompts: &[PromptPart<'_>],

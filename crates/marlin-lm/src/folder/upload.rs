@@ -20,9 +20,9 @@ pub(super) fn sync(device: &Device, layer: &str) -> Result<(), ModelError> {
     })
 }
 
-/// Uploads a float tensor to the device, contiguously: CUDA's tensors of two and more dimensions are
-/// otherwise padded to rows of whole 512 bytes, and kernels would copy them in every step. A tensor
-/// of more than `most` bytes is uploaded in blocks of its first dimension.
+/// Uploads a float tensor to the device, contiguously: CUDA's tensors of two and more dimensions
+/// are otherwise padded to rows of whole 512 bytes, and kernels would copy them in every step. A
+/// tensor of more than `most` bytes is uploaded in blocks of its first dimension.
 pub(super) fn upload<const D: usize>(
     view: &TensorView<'_>,
     shape: [usize; D],
@@ -45,8 +45,8 @@ pub(super) fn upload<const D: usize>(
         let (start, count) = (block * rows, bytes.len() / row_bytes);
         let range = start * row..(start + count) * row;
         let values = data(view, bytes)?;
-        // Copies are queued: without a wait the host would hold all blocks at once. The block before
-        // is sent while this one is converted.
+        // Copies are queued: without a wait the host would hold all blocks at once. The block
+        // before is sent while this one is converted.
         sync(device, view.name())?;
         tensor = tensor.slice_assign([range], Tensor::from_data(values, target));
     }

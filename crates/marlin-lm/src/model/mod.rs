@@ -94,8 +94,8 @@ impl Model {
     /// Creates a model with random weights on the device for `max_len` positions, for timing.
     ///
     /// If `format` is given, the projections of the blocks are in this 4-bit or 8-bit format. All
-    /// other weights are in `dtype`. Of gpt-oss, MXFP4 is the format of the experts alone, as in its
-    /// published files.
+    /// other weights are in `dtype`. Of gpt-oss, MXFP4 is the format of the experts alone, as in
+    /// its published files.
     ///
     /// # Errors
     /// Returns an error if a layer has no features, or too many.

@@ -19,8 +19,9 @@ pub enum CacheFormat {
     ///
     /// The second and the third value of each word are exchanged, so that two masks take the values
     /// of a word apart as two pairs of f16. A scale belongs to values that are read as f16 with the
-    /// same bits of exponent and mantissa, 2^-8 of e4m3's values. The largest value of a position is
-    /// 448 in e4m3, so that no value is out of range, and pages can be written position by position.
+    /// same bits of exponent and mantissa, 2^-8 of e4m3's values. The largest value of a position
+    /// is 448 in e4m3, so that no value is out of range, and pages can be written position by
+    /// position.
     E4m3,
 }
 

@@ -70,8 +70,8 @@ pub(super) struct CodesLengths {
 /// cache. Rows that are idle or outside the cache are skipped.
 ///
 /// # Errors
-/// Returns an error if [`AttentionShape::check`] rejects the shape, if the cache has another format,
-/// a buffer has the wrong length, or the device does not support the dtype.
+/// Returns an error if [`AttentionShape::check`] rejects the shape, if the cache has another
+/// format, a buffer has the wrong length, or the device does not support the dtype.
 pub fn store_codes(
     client: &Client,
     shape: &AttentionShape,

@@ -65,8 +65,8 @@ pub trait DecodeBackend: Backend {
         epilogue: Epilogue,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Computes the outputs of a gated epilogue: the first half of the last dimension has gates, the
-    /// second half ups.
+    /// Computes the outputs of a gated epilogue: the first half of the last dimension has gates,
+    /// the second half ups.
     #[fusion(meta = half_spec)]
     fn decode_gated(gate_up: FloatTensor<Self>, epilogue: Epilogue) -> FloatTensor<Self>;
 

@@ -23,9 +23,9 @@ const FIRST_ROWS: usize = 32;
 /// Runs [`gptq_beside`](super::gptq_beside) for a weight in f32 on the device of the sums. Also
 /// returns the quantised values on that device, f32 [K, N].
 ///
-/// Returns `None` for the cases that the host handles: a device that does not round weights, floats,
-/// a weight of another shape or with 2:4 columns, and a weight that is not finite or a scale that
-/// overflows, whose position the host reports.
+/// Returns `None` for the cases that the host handles: a device that does not round weights,
+/// floats, a weight of another shape or with 2:4 columns, and a weight that is not finite or a
+/// scale that overflows, whose position the host reports.
 pub(super) fn gptq(
     weight: Tensor<2>,
     sums: &HessianSums,

@@ -21,8 +21,8 @@ pub(super) fn read(text: &str) -> Result<Value, GrammarError> {
     Ok(schema)
 }
 
-/// Returns a Lark grammar with a bound of whitespace in its JSON schemas. What is no JSON is left to
-/// the compiler.
+/// Returns a Lark grammar with a bound of whitespace in its JSON schemas. What is no JSON is left
+/// to the compiler.
 pub(super) fn read_lark(text: &str) -> Result<String, GrammarError> {
     const MARK: &str = "%json";
     let (mut schemas, mut bounded) = (Vec::new(), String::new());

@@ -36,9 +36,9 @@ pub(super) fn page_count(model: &Model, options: &ModelOptions) -> Result<usize,
     }
 }
 
-/// Returns the default number of pages of `page_bytes`. `most_bytes` is the memory that the KV cache
-/// may take, if the device reports its memory, and `window` the number of pages of the model's
-/// window.
+/// Returns the default number of pages of `page_bytes`. `most_bytes` is the memory that the KV
+/// cache may take, if the device reports its memory, and `window` the number of pages of the
+/// model's window.
 fn default_pages(
     most_bytes: Option<f64>,
     is_host: bool,

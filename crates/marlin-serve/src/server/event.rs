@@ -19,7 +19,8 @@ pub enum TokenEvent {
         /// The token ID.
         token: u32,
         /// The text that the token completes: whole characters, without what may still become a
-        /// stop string. It is empty if there is none; the texts of all events together are the text.
+        /// stop string. It is empty if there is none; the texts of all events together are the
+        /// text.
         text: String,
         /// The log probabilities, if the request asks for them.
         logprobs: Option<TokenLogprobs>,

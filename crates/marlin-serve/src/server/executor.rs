@@ -47,8 +47,8 @@ pub trait Executor: Send + 'static {
     fn start(&mut self, step: &Step, masked: bool) -> Result<Self::InFlight, ExecutorError>;
 
     /// Gives the tokens that rows of a step may sample, if it was started with `masked`, and lets
-    /// the step sample. All steps before it are finished. It is called once for each such step, with
-    /// no masks if all masked requests have ended.
+    /// the step sample. All steps before it are finished. It is called once for each such step,
+    /// with no masks if all masked requests have ended.
     ///
     /// # Errors
     /// If the step could not go on. All requests with a row in it fail, it is not finished, and no
@@ -60,7 +60,8 @@ pub trait Executor: Send + 'static {
         masks: Vec<TokenMask>,
     ) -> Result<(), ExecutorError>;
 
-    /// Waits for a step. Returns one entry for each prefill chunk, and then one for each decode row.
+    /// Waits for a step. Returns one entry for each prefill chunk, and then one for each decode
+    /// row.
     ///
     /// # Errors
     /// If the step could not be computed. All requests with a row in it fail. The step after it may
@@ -109,7 +110,8 @@ pub struct NewSequence<'a> {
 /// The tokens that a row may sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMask {
-    /// The index of the row: the prefill chunks of the step are counted first, then its decode rows.
+    /// The index of the row: the prefill chunks of the step are counted first, then its decode
+    /// rows.
     pub row: usize,
     /// A bit for each token of the vocabulary: token `t` is allowed if bit `t % 32` of word
     /// `t / 32` is set.

@@ -88,9 +88,9 @@ pub struct ServerOptions {
     pub eos_tokens: Vec<u32>,
     /// The most events of a request that wait to be read; by default 1024.
     pub event_buffer: usize,
-    /// The time from a failed step to a trial: a step of one token that the server computes while it
-    /// has no requests, so that its [health](ServerHandle::health) follows the device. It doubles
-    /// with each further failure, five times at most; by default one second. The figures of
+    /// The time from a failed step to a trial: a step of one token that the server computes while
+    /// it has no requests, so that its [health](ServerHandle::health) follows the device. It
+    /// doubles with each further failure, five times at most; by default one second. The figures of
     /// requests do not count trials.
     pub retry: Duration,
 }

@@ -42,8 +42,8 @@ pub(super) struct ServerThread<'t, E: Executor> {
 /// A step that is not finished.
 struct StepInFlight<I> {
     step: Step,
-    /// What the executor has in flight, `None` if no row is left, or the reason why the step was not
-    /// started.
+    /// What the executor has in flight, `None` if no row is left, or the reason why the step was
+    /// not started.
     started: Result<Option<I>, ExecutorError>,
     /// True if the executor waits for masks.
     masked: bool,
@@ -160,8 +160,8 @@ impl<'t, E: Executor> ServerThread<'t, E> {
         true
     }
 
-    /// Waits for a command: after a failed step, until it is time for a trial. Meanwhile the executor
-    /// prepares later steps, if none failed.
+    /// Waits for a command: after a failed step, until it is time for a trial. Meanwhile the
+    /// executor prepares later steps, if none failed.
     fn wait(&mut self) -> Result<Command, RecvTimeoutError> {
         if self.failures == 0 {
             loop {

@@ -47,8 +47,8 @@ impl Fixture {
         Answer::read(self.submit(request))
     }
 
-    /// Waits until so many requests have ended, no other one is there, and no page is in use. Returns
-    /// the metrics.
+    /// Waits until so many requests have ended, no other one is there, and no page is in use.
+    /// Returns the metrics.
     pub fn idle(&self, requests: u64) -> ServerMetrics {
         let start = Instant::now();
         loop {

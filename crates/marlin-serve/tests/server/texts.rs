@@ -8,8 +8,8 @@ use marlin_serve::server::{
 };
 use std::collections::BTreeMap;
 
-/// The text of tokens is cut before each string of one to four characters in it: about 800 requests,
-/// in about 0.3 s.
+/// The text of tokens is cut before each string of one to four characters in it: about 800
+/// requests, in about 0.3 s.
 #[test]
 fn a_stop_string_ends_the_text_wherever_it_lies_among_the_tokens() {
     let mut rng = marlin_testing::rng();

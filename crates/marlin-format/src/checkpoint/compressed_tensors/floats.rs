@@ -120,9 +120,9 @@ fn e8m0(scale: f32) -> u8 {
 }
 
 /// Returns a scale of the weight with which all scales of groups are numbers of e4m3: the quotient
-/// of the largest scale and one of these numbers, the largest of them first. If there is none, as in
-/// a weight that was joined of several, the largest scale becomes the largest number, and the others
-/// are rounded.
+/// of the largest scale and one of these numbers, the largest of them first. If there is none, as
+/// in a weight that was joined of several, the largest scale becomes the largest number, and the
+/// others are rounded.
 fn tensor_scale(scales: &[f32]) -> f32 {
     let most = scales.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
     let is_held = |tensor: f32| {

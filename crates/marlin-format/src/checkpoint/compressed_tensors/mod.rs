@@ -204,10 +204,10 @@ pub fn tensor_specs(
     specs
 }
 
-/// Returns the tensors that store `weight` as `layer`, in the format of its kind of values: integers,
-/// FP8, MXFP4 or NVFP4. A row permutation is written as
-/// `weight_g_idx`, with the rows in their natural order. A weight with a single group has no
-/// `weight_g_idx`, because the order of quantisation does not affect the group of a row.
+/// Returns the tensors that store `weight` as `layer`, in the format of its kind of values:
+/// integers, FP8, MXFP4 or NVFP4. A row permutation is written as `weight_g_idx`, with the rows in
+/// their natural order. A weight with a single group has no `weight_g_idx`, because the order of
+/// quantisation does not affect the group of a row.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     let weight = weight.to_dense();
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());

@@ -1,5 +1,5 @@
-//! `quant_method` auto-round: the tensors of GPTQ, AWQ or compressed-tensors' FP4, under AutoRound's
-//! own config.
+//! `quant_method` auto-round: the tensors of GPTQ, AWQ or compressed-tensors' FP4, under
+//! AutoRound's own config.
 //!
 //! | field | means |
 //! |---|---|

@@ -7,8 +7,8 @@
 //! | `nvfp4-pack-quantized` | 4 | `tensor_group` | 16 |
 //! | `mxfp4-pack-quantized` | 4 | `group` | 32 |
 //!
-//! `type` is float, and weights are symmetric. `scale_dtype` and `zp_dtype` are ignored: the tensors
-//! decide.
+//! `type` is float, and weights are symmetric. `scale_dtype` and `zp_dtype` are ignored: the
+//! tensors decide.
 
 use serde_json::{Value, json};
 

@@ -146,9 +146,9 @@ fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, Co
     }
 }
 
-/// Refuses quantised activations, except for the floats beside weights of floats, whose products with
-/// activations in 16 or 32 bits are more accurate, while the integers of `int-quantized` weights would
-/// need the activations' scales.
+/// Refuses quantised activations, except for the floats beside weights of floats, whose products
+/// with activations in 16 or 32 bits are more accurate, while the integers of `int-quantized`
+/// weights would need the activations' scales.
 fn check_activations(group: &Fields<'_>, weights: Option<&Fields<'_>>) -> Result<(), ConfigError> {
     if let Some(found) = group.get("output_activations") {
         return Err(group.unsupported(

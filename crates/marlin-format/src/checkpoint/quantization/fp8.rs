@@ -71,8 +71,8 @@ fn rules(root: &Fields<'_>, config: Fp8Config, blocks: bool) -> Result<Rules, Co
     Ok(rules)
 }
 
-/// Adds the rules for an entry of the list of skipped modules. vLLM treats an entry as the name of a
-/// layer, transformers as the name of a module, the end of a name, or a pattern.
+/// Adds the rules for an entry of the list of skipped modules. vLLM treats an entry as the name of
+/// a layer, transformers as the name of a module, the end of a name, or a pattern.
 fn push_skipped(rules: &mut Rules, field: String, entry: &str) -> Result<(), ConfigError> {
     if is_pattern(entry) {
         let pattern = Pattern::module(field, entry)?;

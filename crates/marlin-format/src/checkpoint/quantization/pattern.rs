@@ -39,8 +39,8 @@ impl Pattern {
         Self::from_start(field, &format!(r"(?:{pattern})(?:(?<=\.)|(?=\.|$))"))
     }
 
-    /// Creates a pattern from a shell's wildcards: `*` is any text and `?` any character. It matches
-    /// the names of modules, and so all layers in them.
+    /// Creates a pattern from a shell's wildcards: `*` is any text and `?` any character. It
+    /// matches the names of modules, and so all layers in them.
     pub fn wildcards(field: String, entry: &str) -> Result<Self, ConfigError> {
         let mut pattern = String::with_capacity(2 * entry.len());
         for character in entry.chars() {

@@ -34,10 +34,10 @@ impl FloatGemvConfig {
 /// Computes columns, each by a warp. The buffers are those of
 /// [`FloatGemvOperands`](super::FloatGemvOperands), read as vectors of four words, eight values.
 ///
-/// A lane has vectors `lane + 32 i` of its warp's column. As soon as it has multiplied one, it loads
-/// the vector that takes its register next, of the same column or of the warp's next one. The row is
-/// in shared memory in f32, not yet divided by its root mean square: `[half, vector, 4]`, so that
-/// neighbouring lanes read neighbouring 16 bytes.
+/// A lane has vectors `lane + 32 i` of its warp's column. As soon as it has multiplied one, it
+/// loads the vector that takes its register next, of the same column or of the warp's next one. The
+/// row is in shared memory in f32, not yet divided by its root mean square: `[half, vector, 4]`, so
+/// that neighbouring lanes read neighbouring 16 bytes.
 #[cube(launch_unchecked)]
 pub(super) fn float_gemv<F: Float>(
     x: &[U4],

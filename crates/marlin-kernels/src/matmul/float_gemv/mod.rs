@@ -40,9 +40,8 @@ const MAX_COLUMNS: usize = 16_384;
 /// Maximum number of features: a block holds the row in f32 in its shared memory.
 const MAX_FEATURES: usize = 8192;
 
-/// Returns true if the kernel supports a problem: one row of f16 or bf16 on a card with tensor cores,
-/// a K that is
-/// a multiple of 8 and at most 8192, and at most 16,384 columns.
+/// Returns true if the kernel supports a problem: one row of f16 or bf16 on a card with tensor
+/// cores, a K that is a multiple of 8 and at most 8192, and at most 16,384 columns.
 pub fn supports(problem: &FloatProblem, target: &Target) -> bool {
     let FloatProblem { m, k, n, dtype } = *problem;
     target

@@ -36,8 +36,8 @@ pub struct GemvConfig {
     pub epilogue: Epilogue,
     /// The number of experts whose outputs a cluster adds; `None` without experts.
     pub experts: Option<usize>,
-    /// True if a step of e2m1 in bf16 and groups of 32 with experts is one chunk, which takes half as
-    /// many registers as two.
+    /// True if a step of e2m1 in bf16 and groups of 32 with experts is one chunk, which takes half
+    /// as many registers as two.
     pub has_short_steps: bool,
 }
 
@@ -90,8 +90,8 @@ impl GemvConfig {
     }
 
     /// Returns the number of chunks of a step along K; a chunk is 64 stored rows. There are too few
-    /// registers for two chunks of 8 bits, of e2m1 in bf16 and groups of 32 without experts, or of a
-    /// 2:4 weight in groups smaller than 128 or with zero points.
+    /// registers for two chunks of 8 bits, of e2m1 in bf16 and groups of 32 without experts, or of
+    /// a 2:4 weight in groups smaller than 128 or with zero points.
     pub(super) fn chunks(&self) -> usize {
         let is_large = self.value.bits() == 8
             || self.is_e2m1_in_bf16() && (self.experts.is_none() || self.has_short_steps)

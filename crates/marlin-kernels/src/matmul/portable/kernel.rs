@@ -16,7 +16,8 @@ pub(super) struct PortableSizes {
     pub group: usize,
 }
 
-/// Returns the number of value `slot` of a packed word: an integer, or the number of a float's code.
+/// Returns the number of value `slot` of a packed word: an integer, or the number of a float's
+/// code.
 #[cube]
 fn number(word: u32, slot: usize, #[comptime] value: WeightValue) -> f32 {
     if comptime!(value.is_float()) {

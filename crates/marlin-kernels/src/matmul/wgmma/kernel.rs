@@ -28,10 +28,10 @@ const CONSUMER_REGISTERS: usize = 240;
 /// The product is computed transposed: matrix A holds 64 columns of the weight, and B the rows of
 /// activations of a tile.
 ///
-/// With experts, the rows of x are in their order, and `row_blocks` has the number of blocks of rows
-/// in its first element, and then for each block its expert, its first row and its number of rows
-/// ([`Routing`](crate::experts::Routing)). Rows of a tile past its block belong to other experts,
-/// and their outputs are not written.
+/// With experts, the rows of x are in their order, and `row_blocks` has the number of blocks of
+/// rows in its first element, and then for each block its expert, its first row and its number of
+/// rows ([`Routing`](crate::experts::Routing)). Rows of a tile past its block belong to other
+/// experts, and their outputs are not written.
 #[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
 pub(crate) fn matmul<F: Float>(
     x: TensorMap<F, Tiled>,

@@ -30,14 +30,14 @@ impl BatchEngine {
     }
 
     /// Returns a number for the kernels that [`compile_all`](Self::compile_all) compiles; `None` if
-    /// it compiles none. Engines of the same program and the same card with an equal number have the
-    /// same kernels.
+    /// it compiles none. Engines of the same program and the same card with an equal number have
+    /// the same kernels.
     pub fn kernel_set(&self) -> Option<u64> {
         self.stream.executes(|| self.executor.kernel_set())
     }
 
-    /// Records a pass that the engine can run and has not recorded yet, so that no step waits for it;
-    /// false if there is none, or if less than 1 GiB of the device's memory is free. Passes are
+    /// Records a pass that the engine can run and has not recorded yet, so that no step waits for
+    /// it; false if there is none, or if less than 1 GiB of the device's memory is free. Passes are
     /// recorded on CUDA, once the first was: before, and on other devices, the result is false. It
     /// takes up to tenths of a second.
     pub fn record_next(&mut self) -> bool {

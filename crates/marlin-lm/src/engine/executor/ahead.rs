@@ -1,4 +1,5 @@
-//! The passes of every size: their kernels are compiled, and their graphs recorded, before they run.
+//! The passes of every size: their kernels are compiled, and their graphs recorded, before they
+//! run.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,11 +1,10 @@
 //! Sampling: the next token of every row is chosen on the device from the logits of the lm_head,
 //! and written to the row's state in place.
 //!
-//! The steps are, in the order of Hugging Face's `generate`: repetition penalty, biases (logit bias,
-//! presence and frequency penalties), suppressed tokens, temperature, top-k, top-p, min-p, and a
-//! random choice among the remaining tokens. Of equal
-//! logits, the lower token counts as the more likely one. The logits of suppressed tokens are minus
-//! infinity.
+//! The steps are, in the order of Hugging Face's `generate`: repetition penalty, biases (logit
+//! bias, presence and frequency penalties), suppressed tokens, temperature, top-k, top-p, min-p,
+//! and a random choice among the remaining tokens. Of equal logits, the lower token counts as the
+//! more likely one. The logits of suppressed tokens are minus infinity.
 //!
 //! The random choice is the Gumbel-max trick: it takes the remaining token with the largest logit /
 //! temperature + noise. The noise of a token is -ln(-ln(u)), and u comes from Philox4x32-10 (Salmon

@@ -140,10 +140,10 @@ pub(super) fn filter(candidates: &mut Vec<Candidate>, row: &SequenceState) {
     }
 }
 
-/// Returns the log probability of a row's chosen token under its logits, then the most likely tokens
-/// with their log probabilities, the most likely first: the words that
-/// [`logprobs`](super::logprobs) writes. Of equal logits, the lower token comes first. `count` is at
-/// most [`MAX_LOGPROBS`](super::MAX_LOGPROBS).
+/// Returns the log probability of a row's chosen token under its logits, then the most likely
+/// tokens with their log probabilities, the most likely first: the words that
+/// [`logprobs`](super::logprobs) writes. Of equal logits, the lower token comes first. `count` is
+/// at most [`MAX_LOGPROBS`](super::MAX_LOGPROBS).
 pub fn logprobs_host(logits: &[f32], token: u32, count: usize) -> [u32; LOGPROB_WORDS] {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f32 = logits.iter().map(|logit| (logit - largest).exp()).sum();

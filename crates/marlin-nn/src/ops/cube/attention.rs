@@ -42,8 +42,8 @@ impl AttentionTensors {
     }
 
     /// Returns the attention of prompts, computed on tensor cores if [`flash::takes`] returns true,
-    /// otherwise row by row. With a cache in another format than the activations, keys and values go
-    /// through the workspace, and are read as the cache has them.
+    /// otherwise row by row. With a cache in another format than the activations, keys and values
+    /// go through the workspace, and are read as the cache has them.
     pub fn prompt(
         &self,
         tiles: CubeTensor,
