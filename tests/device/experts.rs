@@ -72,6 +72,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     ));
     tests.push(on_card(
         device,
+        "experts::few_rows_of_many_experts_agree_with_f64",
+        move |bench| rows::many_experts(bench, seed),
+    ));
+    tests.push(on_card(
+        device,
         "experts::a_logit_that_is_not_finite_makes_a_row_nan",
         move |bench| rows::not_finite(bench, seed),
     ));

@@ -5,14 +5,15 @@ use crate::kernels::client;
 use crate::llama::quantised;
 use crate::setup::{Named, trial};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, capture};
+use burn_marlin::experts::{QuantExperts, Router, RouterScores};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_format::{GroupSize, QuantSpec, WeightFormat};
-use marlin_kernels::Target;
 use marlin_kernels::pdl::{launch_dependents, make_edge_programmatic, record_ordinary_edges, wait};
 use marlin_kernels::ptx::{F4, global_address, global_address_mut, ld_global_16, st_global_16};
+use marlin_kernels::{ActivationDtype, Target};
 use marlin_lm::{Engine, LanguageModel, Model, ModelConfig, OpenOptions, RequestParams, Sampling};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +37,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
         device,
         "pdl::wide_layers_give_the_tokens_of_ordinary_edges",
         same_tokens_of_wide_layers,
+    ));
+    tests.push(trial(
+        device,
+        "pdl::recorded_layers_of_experts_give_the_outputs_of_launches",
+        same_mixtures,
     ));
     tests.push(trial(
         device,
@@ -80,6 +86,51 @@ fn copy(input: &[f32], out: &mut [f32], #[comptime] waits: bool) {
     // A kernel that never waits would let the next kernel start before `write_late` has ended.
     wait(true);
     st_global_16(global_address_mut::<f32>(out) + place, found);
+}
+
+/// Replays six layers of few rows of experts, each with another routing, and compares the outputs
+/// with those of the same layers that are not recorded. The second launch of a layer reads the
+/// router's logits early, which those of the layer before must not be.
+fn same_mixtures(device: &Device) {
+    let random = |shape: [usize; 2]| {
+        Tensor::<2>::random(shape, Distribution::Default, device).cast(FloatDType::F16)
+    };
+    let router = Router {
+        experts: 16,
+        top_k: 4,
+        scores: RouterScores::Softmax,
+        normalises: true,
+    };
+    let spec: WeightFormat = QuantSpec::int4(GroupSize::G64).into();
+    let layers: Vec<(QuantExperts, Tensor<2>)> = (0..6)
+        .map(|_| {
+            let dtype = ActivationDtype::F16;
+            let experts = QuantExperts::random(router, 256, 128, spec, dtype, device)
+                .unwrap_or_else(|error| panic!("{error}"));
+            (experts, random([16, 256]).transpose())
+        })
+        .collect();
+    let x = random([2, 256]);
+    let pass = || {
+        layers.iter().fold(x.clone(), |x, (experts, router)| {
+            let logits = marlin_nn::linear(x.clone(), router.clone(), None);
+            // The stream keeps the magnitude of the activations, and so the routings apart.
+            x.clone() + experts.forward(x, logits)
+        })
+    };
+    let bits = |out: Tensor<2>| {
+        out.cast(FloatDType::F32)
+            .try_into_vec_as::<f32>()
+            .unwrap_or_else(|error| panic!("{error}"))
+    };
+    let expected = bits(pass());
+    let mut graph = capture(device, pass);
+    assert!(graph.is_hardware(), "the driver records a graph");
+    for replay in 0..100 {
+        // SAFETY: the layers and the activations that the pass reads are alive.
+        let found = bits(unsafe { graph.replay() }.clone());
+        assert!(found == expected, "replay {replay} gives other outputs");
+    }
 }
 
 fn arg(handle: &Handle) -> BufferArg {

@@ -23,7 +23,7 @@ pub use weights::dense_weights;
 /// `down(silu(gate(x)) * up(x))` of the experts that its router chose.
 ///
 /// On NVIDIA cards from compute capability 8.0 on, the kernels of [`marlin_kernels::experts`]
-/// choose the experts, sort the rows by expert and multiply them without reading anything to the
+/// choose the experts and multiply the rows by their matrices without reading anything to the
 /// host. On Flex they run in Rust. On other devices, and with autodiff, the choice is read to the
 /// host, and each expert's rows are multiplied by its matrices. Gradients flow to the activations
 /// and to the logits.

@@ -33,7 +33,7 @@ pub enum Kernel {
     LmHead(lm_head::LmHeadKernel),
     /// [`float_gemv`]: one row and a float weight, with the norm in the kernel.
     FloatGemv,
-    /// [`few_columns`]: a float weight of few columns, the router of a mixture of experts.
+    /// [`few_columns`]: a float weight of few columns, such as a router's, or a few rows.
     FewColumns,
     /// The backend's own matmul of a float weight.
     FloatMatmul,

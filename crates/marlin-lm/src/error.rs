@@ -352,8 +352,8 @@ pub enum ModelError {
          `max_len`, or on a device with more memory"
     )]
     TooLarge {
-        /// The size of the weights while they are loaded, in bytes: those of a block's experts are
-        /// there twice.
+        /// The size of the weights while they are loaded, in bytes: the
+        /// largest weight of a block's experts is there twice.
         weights: usize,
         /// The number of positions of the cache.
         positions: usize,

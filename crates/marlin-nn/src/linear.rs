@@ -62,11 +62,13 @@ pub fn norm_linear<const D: usize>(
 /// Applies a float linear layer: returns `x` [.., K] times `weight` [K, N], plus `bias` `[N]`, in
 /// the shape [.., N].
 ///
-/// A product of few rows runs in [a separate kernel](marlin_kernels::matmul::lm_head) if the weight
-/// is the transpose of a contiguous [N, K], as checkpoints store it. Burn's matmul would read such
-/// a weight at a quarter of the card's bandwidth. Other products run in Burn's matmul; on CUDA in
-/// 16 bits, in one of Burn's kernels for tensor cores, without autotuning, as in
-/// [`matmul`](crate::matmul).
+/// A product of few rows runs in separate kernels
+/// ([`float_gemv`](marlin_kernels::matmul::float_gemv),
+/// [`few_columns`](marlin_kernels::matmul::few_columns),
+/// [`lm_head`](marlin_kernels::matmul::lm_head)) if the weight is the transpose of a contiguous [N,
+/// K], as checkpoints store it. Burn's matmul would read such a weight at a quarter of the card's
+/// bandwidth. Other products run in Burn's matmul; on CUDA in 16 bits, in one of Burn's kernels for
+/// tensor cores, without autotuning, as in [`matmul`](crate::matmul).
 pub fn linear<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -88,7 +90,9 @@ pub fn linear<const D: usize>(
 
 /// Applies a float linear layer to the RMSNorm of `residual + x`. Returns the output of the layer,
 /// the RMSNorm, and the sum `residual + x`. The computation is that of [`add_rms_norm`] followed by
-/// [`linear`]. For one row on NVIDIA cards from compute capability 8.0 on, both run in one launch.
+/// [`linear`]. For one row in 16 bits on NVIDIA cards from compute capability 8.0 on, both run in
+/// one launch if [`float_gemv`](marlin_kernels::matmul::float_gemv::supports) takes the sizes and
+/// the weight is the transpose of a contiguous [N, K].
 ///
 /// # Panics
 /// Panics if the last dimension of `x` is not K, or if `residual` has another shape than `x`.
@@ -100,7 +104,8 @@ pub fn norm_float_linear<const D: usize>(
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
 ) -> (Tensor<D>, Tensor<D>, Tensor<D>) {
-    if !takes(&x) || weight.dtype() != x.dtype() || norm.dtype() != x.dtype() {
+    let dtypes = [weight.dtype(), norm.dtype(), residual.dtype()];
+    if !takes(&x) || dtypes.iter().any(|&dtype| dtype != x.dtype()) {
         let (normalised, sum) = add_rms_norm(x, residual, norm, epsilon);
         return (linear(normalised.clone(), weight, bias), normalised, sum);
     }

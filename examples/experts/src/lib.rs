@@ -181,6 +181,7 @@ pub fn compare(
     if tokens == 0 || runs == 0 {
         return Err(MixtureError::Zero);
     }
+    device.seed(1);
     let float = FloatMixture::random(sizes, dtype, device);
     let quant = QuantMixture::quantize(&float, sizes, spec)?;
     let x = Tensor::<2>::random([tokens, sizes.hidden], Distribution::Default, device).cast(dtype);

@@ -20,8 +20,8 @@ use rand::rngs::StdRng;
 /// The first compute capability with clusters of blocks.
 const CLUSTERS_FROM: u32 = 90;
 
-/// Checks layers of one to ten tokens: experts with one row, with many and with none, all numbers
-/// of experts of a token up to eight, K at the edges of steps and of chunks, N at those of tiles,
+/// Checks layers of one to ten tokens: experts with one row, with many and with none, one to eight
+/// experts of a token, K at the edges of steps and of chunks, N at those of tiles,
 /// and every number of blocks that split K.
 pub fn agree(bench: &Bench, seed: u64) {
     if bench.card.capability < CLUSTERS_FROM {
@@ -44,6 +44,11 @@ pub fn agree(bench: &Bench, seed: u64) {
             (router(8, 2, RouterScores::Sigmoid, true), 10, [200, 192]),
             (router(5, 1, RouterScores::Softmax, true), 4, [264, 704]),
             (router(33, 7, RouterScores::Sigmoid, false), 2, [328, 192]),
+            (
+                router(12, 3 + i % 4, RouterScores::Softmax, true),
+                1,
+                [264, 192],
+            ),
         ] {
             let activations = ActivationDtype::from(spec.scales.dtype);
             let seed = seed.wrapping_add(i as u64);
@@ -87,6 +92,39 @@ pub fn agree(bench: &Bench, seed: u64) {
         }
     }
     assert!(ran > 120, "only {ran} launches");
+}
+
+/// Checks layers of many experts, whose logits a lane loads four at a time, and logits in f32.
+pub fn many_experts(bench: &Bench, seed: u64) {
+    if bench.card.capability < CLUSTERS_FROM {
+        return;
+    }
+    for (router, dtype) in [
+        (router(128, 8, RouterScores::Softmax, true), None),
+        (router(256, 8, RouterScores::Softmax, false), None),
+        (router(128, 8, RouterScores::Sigmoid, true), None),
+        (
+            router(33, 4, RouterScores::Softmax, true),
+            Some(ActivationDtype::F32),
+        ),
+    ] {
+        let spec = QuantSpec::int4(GroupSize::G64);
+        let activations = ActivationDtype::from(spec.scales.dtype);
+        let case = Layer::random(router, [136, 128], spec, false, activations, seed);
+        let [x, logits] = case.inputs(3, &mut StdRng::seed_from_u64(seed));
+        let expected = case.expected(&x, &logits);
+        let [gate_up, down] = case.problems(3);
+        let plan = row_plan(&gate_up, &down, 3, &bench.card)
+            .unwrap_or_else(|| panic!("{gate_up}: no plan"));
+        let dtype = dtype.unwrap_or(activations);
+        let uploaded = UploadedLayer::with_logits(bench, &case, &x, &logits, dtype);
+        let found = run_uploaded(bench, &case, &plan, &uploaded, 3);
+        let error = relative_error(&found, &expected);
+        assert!(
+            error <= layer_tolerance(activations),
+            "{router:?}, logits in {dtype}, seed {seed}: relative error {error:e}"
+        );
+    }
 }
 
 /// Checks that a token's logits that are not finite make its outputs NaN, and no other token's.
@@ -158,6 +196,7 @@ impl Layer {
 struct UploadedLayer {
     x: Uploaded,
     logits: Uploaded,
+    logits_dtype: ActivationDtype,
     correction: Option<Uploaded>,
     gate_up: WeightTensors<Uploaded>,
     down: WeightTensors<Uploaded>,
@@ -166,6 +205,16 @@ struct UploadedLayer {
 
 impl UploadedLayer {
     fn new(bench: &Bench, case: &Layer, x: &[f32], logits: &[f32]) -> Self {
+        Self::with_logits(bench, case, x, logits, case.activations)
+    }
+
+    fn with_logits(
+        bench: &Bench,
+        case: &Layer,
+        x: &[f32],
+        logits: &[f32],
+        logits_dtype: ActivationDtype,
+    ) -> Self {
         let client = &bench.client;
         let floats =
             |values: &[f32], dtype| Uploaded::new(client, &bytes(values, dtype), values.len());
@@ -180,7 +229,8 @@ impl UploadedLayer {
         let correction = case.correction.as_ref();
         Self {
             x: floats(x, case.activations),
-            logits: floats(logits, case.activations),
+            logits: floats(logits, logits_dtype),
+            logits_dtype,
             correction: correction.map(|values| floats(values, ActivationDtype::F32)),
             gate_up: weight(&gate_up, &case.gate_up),
             down: weight(&down, &case.down),
@@ -219,7 +269,7 @@ fn run_uploaded(
         x: uploaded.x.arg(),
         route: RouteOperands {
             logits: uploaded.logits.arg(),
-            dtype,
+            dtype: uploaded.logits_dtype,
             correction: uploaded.correction.as_ref().map(Uploaded::arg),
             factor: case.factor as f32,
         },

@@ -236,7 +236,9 @@ pub(crate) fn float_dtype(dtype: Dtype) -> FloatDType {
 }
 
 /// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables,
-/// and for the weights of a block's experts twice, while they are laid out for the device. It is called before any tensor is read, since a header and a config can declare any size.
+/// and once more for the largest weight of a block's experts, which is there twice while it is laid
+/// out for the device. It is called before any tensor is read, since a header and a config can
+/// declare any size.
 fn check_memory(
     config: &ModelConfig,
     checkpoint: &Checkpoint,

@@ -171,7 +171,11 @@ fn routers<'a>(
 ) -> impl Iterator<Item = Product<'a>> {
     let mixture = of_model.mixture();
     let router = mixture.map(|mixture| Product {
-        prologue: Prologue::AddRmsNorm,
+        // A quantised router has a separate norm.
+        prologue: match mixture.router {
+            Projection::Dense(_) => Prologue::AddRmsNorm,
+            Projection::Quant(_) => Prologue::None,
+        },
         ..Product::plain(shape.router_of(block).name, &mixture.router)
     });
     let shared = mixture.and_then(|mixture| mixture.shared.as_ref());

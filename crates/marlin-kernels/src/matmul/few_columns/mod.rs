@@ -1,5 +1,5 @@
-//! The product of a router: rows of activations times a float weight [N, K] of few columns, whose
-//! features are contiguous, as in checkpoints.
+//! The product of a router, and of the float projections of a few rows: activations times a float
+//! weight [N, K] whose features are contiguous, as in checkpoints.
 //!
 //! The weight is small, and the product is bound by the latency of its loads. So a block has only
 //! 16 columns and 8 rows, and its 16 warps divide K.
@@ -23,7 +23,8 @@ use {
     cubecl::prelude::*,
 };
 
-/// Maximum number of columns. With more, the kernels of the lm_head have enough blocks.
+/// Maximum number of columns. With more, the kernels of the lm_head have enough blocks for many
+/// rows.
 const MAX_COLUMNS: usize = 1024;
 /// Maximum number of columns of the rows of one block.
 const MAX_COLUMNS_OF_FEW_ROWS: usize = 16_384;
@@ -41,8 +42,9 @@ const ROWS: usize = 8;
 /// Warps of a block.
 const WARPS: usize = 16;
 
-/// Returns true if the kernel supports a problem: two or more rows of f16 or bf16 on a card with
-/// tensor cores.
+/// Returns true if the kernel supports a problem: 2 to 128 rows of f16 or bf16 on a card with
+/// tensor cores, a K that is a multiple of 32 and at most 16,384, and up to 1024 columns, or 16,384
+/// for up to 8 rows.
 pub fn supports(problem: &FloatProblem, target: &Target) -> bool {
     let FloatProblem { m, k, n, dtype } = *problem;
     target

@@ -78,14 +78,15 @@ pub struct FloatGemvOperands {
     pub out: BufferArg,
 }
 
-/// The norm before the product.
+/// The norm before the product. None of the outputs may share a buffer with an input or with
+/// another output, because blocks read the inputs again while others write.
 #[cfg(feature = "cubecl-runtime")]
 pub struct FloatNorm {
     /// The residual stream `[K]`, which is added to the activations.
     pub residual: BufferArg,
     /// The norm's weight `[K]`.
     pub weight: BufferArg,
-    /// The output `x + residual` `[K]`, not the buffer of `residual`; every element is written.
+    /// The output `x + residual` `[K]`; every element is written.
     pub sum: BufferArg,
     /// The output `norm(x + residual)` `[K]`; every element is written.
     pub normalised: BufferArg,
@@ -148,8 +149,8 @@ pub fn launch(
         None => [None, None, None, None],
     };
     Kernel::FloatGemv.trace(problem);
-    // SAFETY: the lengths of all buffers were checked; columns beyond the last load the last one
-    // again, and are not written.
+    // SAFETY: the lengths of all buffers were checked; warps without a column load and write
+    // nothing.
     unsafe {
         kernel::float_gemv::launch_unchecked(
             client,

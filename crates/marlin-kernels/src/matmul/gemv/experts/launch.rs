@@ -2,11 +2,12 @@ use super::super::config::{COLUMNS, GemvSizesLaunch, THREADS};
 use super::config::{ExpertGemvConfig, ExpertRows};
 use super::kernel;
 use super::plan::config;
+use crate::device::CLUSTER_CAPABILITY;
 use crate::experts::{RouteOperands, Router};
 use crate::problem::{MAX_ELEMENTS, expect_at_most, expect_length};
 use crate::tile::operands::expect_dtypes;
 use crate::tile::sizes::nibble_masks;
-use crate::{KernelError, QuantProblem, WeightBuffers, pdl};
+use crate::{KernelError, QuantProblem, Target, WeightBuffers, pdl};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -32,8 +33,8 @@ pub(crate) struct ExpertGemvOperands {
 /// logits.
 ///
 /// # Errors
-/// The errors of [`Router::check`]; an error for a buffer of the wrong length, and for a problem or
-/// a number of blocks that [`plan`](super::plan) does not give.
+/// The errors of [`Router::check`]; an error for a buffer of the wrong length, and for a card,
+/// a problem or a number of blocks that [`plan`](super::plan) does not give.
 pub(crate) fn launch(
     client: &Client,
     problem: &QuantProblem,
@@ -51,8 +52,10 @@ pub(crate) fn launch(
     } = operands;
     router.check()?;
     expect_dtypes(problem)?;
+    let card = Target::of(client).card;
+    let has_clusters = card.is_some_and(|card| card.capability >= CLUSTER_CAPABILITY);
     let gemv = config(problem, rows, router.top_k, blocks)
-        .filter(|_| problem.weight.experts == router.experts)
+        .filter(|_| problem.weight.experts == router.experts && has_clusters)
         .ok_or_else(|| KernelError::NoGemv {
             problem: problem.to_string(),
             blocks,

@@ -38,6 +38,6 @@ pub use config::{ExpertGemvConfig, ExpertRows};
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) use launch::{ExpertGemvOperands, launch};
 #[cfg(feature = "cubecl-runtime")]
-pub use plan::plan;
+pub use plan::{MAX_LONG_STEP_ROWS, plan};
 #[cfg(feature = "inspect")]
 pub use source::expert_source;
