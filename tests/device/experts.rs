@@ -54,6 +54,12 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         tests.push(on_card(device, &name, move |bench| {
             every_tile(bench, spec, seed)
         }));
+        if group != GroupSize::Channel {
+            let name = format!("experts::few_rows_agree_with_f64::{value}::{group}");
+            tests.push(on_card(device, &name, move |bench| {
+                rows::agree(bench, spec, seed)
+            }));
+        }
     }
     tests.push(on_card(
         device,
@@ -64,11 +70,6 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         device,
         "experts::a_thousand_runs_give_the_same_bits",
         move |bench| repeats(bench, seed),
-    ));
-    tests.push(on_card(
-        device,
-        "experts::few_rows_agree_with_f64",
-        move |bench| rows::agree(bench, seed),
     ));
     tests.push(on_card(
         device,
