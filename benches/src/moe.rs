@@ -20,10 +20,8 @@ use marlin_kernels::experts::{
     ExpertOperands, LayerPlan, RouteOperands, Routing, RowPlan, launches, multiply, plan, route,
     row_plan, tile_plan,
 };
-use marlin_kernels::matmul::few_columns;
-use marlin_kernels::matmul::float_gemv::{self, FloatGemvOperands};
+use marlin_kernels::matmul::float::{self, FloatOperands};
 use marlin_kernels::matmul::gemv::CLUSTERS;
-use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
 use marlin_kernels::tile::{Launch, RowOrder};
 use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, QuantProblem, Target};
 use serde::Serialize;
@@ -305,27 +303,13 @@ impl<'a> Bench<'a> {
             let x = buffer(&x_of(i), tokens * layer.hidden);
             let weight = buffer(&self.router, layer.experts * layer.hidden);
             let out = buffer(&call.logits, tokens * layer.experts);
-            if kernel == Kernel::FloatGemv {
-                let operands = FloatGemvOperands {
-                    x,
-                    norm: None,
-                    weight,
-                    bias: None,
-                    out,
-                };
-                return float_gemv::launch(client, &head, operands);
-            }
-            let operands = LmHeadOperands {
+            let operands = FloatOperands {
                 x,
                 weight,
                 bias: None,
                 out,
             };
-            match kernel {
-                Kernel::FewColumns => few_columns::launch(client, &head, operands),
-                Kernel::LmHead(kernel) => lm_head::launch(client, &head, kernel, operands),
-                _ => Ok(()),
-            }
+            float::launch(client, &head, kernel, operands)
         };
         let has_router = matches!(
             kernel,

@@ -11,7 +11,8 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
-use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
+use marlin_kernels::matmul::float::FloatOperands;
+use marlin_kernels::matmul::lm_head;
 use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, Target};
 use marlin_nn::kernels::{
     EmbedArgs, GatedArgs, RmsNormArgs, RowsShape, SequenceState, SequenceStatus, embed, gated,
@@ -301,7 +302,7 @@ fn heads(device: &Device, seed: u64) {
         let (x, x_bytes) = random(rows * features, dtype, &mut rng);
         let (weight, weight_bytes) = random(columns * features, dtype, &mut rng);
         let (out, out_arg) = poisoned(&client, rows * columns, dtype);
-        let operands = LmHeadOperands {
+        let operands = FloatOperands {
             x: buffer(&client, &x_bytes, x.len()),
             weight: buffer(&client, &weight_bytes, weight.len()),
             bias: None,

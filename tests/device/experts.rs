@@ -7,8 +7,9 @@ mod operands;
 mod routing;
 mod rows;
 mod stacks;
+mod tiles;
 
-use crate::kernels::{buffer, bytes, values, weight_buffers};
+use crate::kernels::{buffer, bytes, values};
 use crate::marlin::Bench;
 use crate::setup::{Named, trial};
 use cubecl::prelude::BufferArg;
@@ -16,16 +17,11 @@ use cubecl::server::Handle;
 use host::HostRouting;
 use libtest_mimic::Trial;
 use marlin_format::{GroupSize, QuantSpec, ScaleDtype, WeightValue};
+use marlin_kernels::ActivationDtype;
 use marlin_kernels::device::MIN_CAPABILITY;
-use marlin_kernels::experts::{
-    ExpertOperands, RouteOperands, Router, RouterScores, Routing, combine, launches, multiply,
-    route, tile_plan,
-};
-use marlin_kernels::tile::{Launch, RowOrder};
-use marlin_kernels::{ActivationDtype, Epilogue, KernelError, QuantProblem};
+use marlin_kernels::experts::{RouteOperands, Router, RouterScores, Routing, combine, route};
 use marlin_testing::relative_error_of_terms;
 use marlin_tests::{round, tolerance};
-use operands::{Experts, Launched, Spread, case};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -52,7 +48,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
             .with_scale_dtype(dtype);
         let name = format!("experts::every_tile_agrees_with_f64::{value}::{group}");
         tests.push(on_card(device, &name, move |bench| {
-            every_tile(bench, spec, seed)
+            tiles::every_tile(bench, spec, seed)
         }));
         if group != GroupSize::Channel {
             let name = format!("experts::few_rows_agree_with_f64::{value}::{group}");
@@ -69,7 +65,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(on_card(
         device,
         "experts::a_thousand_runs_give_the_same_bits",
-        move |bench| repeats(bench, seed),
+        move |bench| tiles::repeats(bench, seed),
     ));
     tests.push(on_card(
         device,
@@ -89,7 +85,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(on_card(
         device,
         "experts::wrong_operands_are_refused",
-        move |bench| refusals(bench, seed),
+        move |bench| tiles::refusals(bench, seed),
     ));
 }
 
@@ -192,67 +188,6 @@ fn read_words(bench: &Bench, handle: &Handle) -> Vec<u32> {
     words.map(|word| u32::from_le_bytes(*word)).collect()
 }
 
-/// Checks every tile with experts: gathered and sorted, with every epilogue, with experts of no,
-/// one and many rows, K and N at the edges of tiles and chunks, on few blocks and on all.
-fn every_tile(bench: &Bench, spec: QuantSpec, seed: u64) {
-    let router = router(9, 2, RouterScores::Softmax, true);
-    let mut ran = 0;
-    for (tokens, spread, [k, n]) in [
-        (1, Spread::Random, [1032, 768]),
-        (7, Spread::Random, [520, 768]),
-        (45, Spread::Random, [264, 1536]),
-        (70, Spread::First, [328, 328]),
-        (400, Spread::Random, [264, 512]),
-    ] {
-        let case = case(spec, [tokens, k, n]);
-        let experts = Experts::random(case, router.experts, seed);
-        let weight = experts.tensors();
-        let logits = spread.logits(&router, tokens, seed);
-        for block_rows in [8, 16, 32, 64, 128] {
-            let host = HostRouting::new(&router, &logits, None, 1.0, block_rows);
-            let routing = routed(
-                bench,
-                router,
-                block_rows,
-                &logits,
-                ActivationDtype::F32,
-                None,
-                1.0,
-            );
-            for epilogue in Epilogue::ALL {
-                let problem = experts.problem(&routing, epilogue);
-                let (expected, magnitude) = experts.expected(&host, epilogue);
-                for order in [RowOrder::Gathered, RowOrder::Sorted] {
-                    let uploaded = experts.upload(bench, &weight, &experts.x(order, &host));
-                    for launch in launches(&problem, order, &bench.card)
-                        .into_iter()
-                        .filter(|launch| launch.tile.rows() == block_rows)
-                    {
-                        for blocks in [1, 7, launch.blocks] {
-                            let launch = Launch { blocks, ..launch };
-                            let launched = Launched {
-                                order,
-                                epilogue,
-                                launch,
-                                routing: &routing,
-                            };
-                            let found = experts.run(bench, &uploaded, &launched);
-                            let found = values(&found, case.activations);
-                            let error = relative_error_of_terms(&found, &expected, &magnitude);
-                            assert!(
-                                error <= tolerance(case.activations),
-                                "{problem}, {order:?}, {launch:?}, seed {seed}: relative error {error:e}"
-                            );
-                            ran += 1;
-                        }
-                    }
-                }
-            }
-        }
-    }
-    assert!(ran > 75, "only {ran} launches");
-}
-
 /// Checks weighted sums against f64, with and without a tensor beside them.
 fn sums(bench: &Bench, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
@@ -315,150 +250,5 @@ fn sums(bench: &Bench, seed: u64) {
                 );
             }
         }
-    }
-}
-
-/// Checks that the planned tiles give the same bits in 1000 runs, with a routing made anew.
-fn repeats(bench: &Bench, seed: u64) {
-    let spec = QuantSpec::new(WeightValue::Int4, GroupSize::G128);
-    let router = router(16, 4, RouterScores::Softmax, true);
-    let case = case(spec, [24, 2048, 768]);
-    let experts = Experts::random(case, router.experts, seed);
-    let weight = experts.tensors();
-    let logits = Spread::Random.logits(&router, case.m, seed);
-    let dtype = ActivationDtype::F32;
-    let problem = QuantProblem::new(
-        case.m * router.top_k,
-        experts.descriptor(),
-        case.activations,
-    );
-    let of_layer = tile_plan(&problem, &problem, case.m, &bench.card)
-        .unwrap_or_else(|| panic!("{problem}: no plan"));
-    let host = HostRouting::new(&router, &logits, None, 1.0, of_layer.block_rows);
-    let uploaded = experts.upload(bench, &weight, &experts.x(RowOrder::Gathered, &host));
-    let run = || {
-        let routing = routed(
-            bench,
-            router,
-            of_layer.block_rows,
-            &logits,
-            dtype,
-            None,
-            1.0,
-        );
-        let launched = Launched {
-            order: RowOrder::Gathered,
-            epilogue: Epilogue::None,
-            launch: of_layer.gate_up,
-            routing: &routing,
-        };
-        experts.run(bench, &uploaded, &launched)
-    };
-    let first = run();
-    for i in 1..1000 {
-        assert!(
-            run() == first,
-            "{problem}, seed {seed}: run {i} gives other bits"
-        );
-    }
-}
-
-/// Checks the messages of routers and matmuls that are refused.
-fn refusals(bench: &Bench, seed: u64) {
-    for (experts, top_k) in [(8, 0), (8, 9), (64, 33), (1025, 8)] {
-        let router = router(experts, top_k, RouterScores::Softmax, true);
-        assert_eq!(
-            router.check(),
-            Err(KernelError::Router { experts, top_k }),
-            "{router:?}"
-        );
-    }
-    let good = router(9, 2, RouterScores::Softmax, true);
-    let operands = RouteOperands {
-        logits: buffer(&bench.client, &[0; 36], 9),
-        dtype: ActivationDtype::F32,
-        correction: None,
-        factor: 1.0,
-    };
-    let refused = route(&bench.client, good, 1, 0, operands);
-    assert!(
-        matches!(refused, Err(KernelError::Shape { .. })),
-        "blocks of no rows"
-    );
-    let spec = QuantSpec::new(WeightValue::Int4, GroupSize::G128);
-    let case = case(spec, [3, 256, 256]);
-    let experts = Experts::random(case, good.experts, seed);
-    let logits = Spread::Random.logits(&good, case.m, seed);
-    let weight = experts.tensors();
-    let refused = |problem: &QuantProblem, order, launch: &Launch, routing: &Routing, x: usize| {
-        let zeros = |count: usize| buffer(&bench.client, &vec![0; 2 * count], count);
-        let operands = ExpertOperands {
-            x: zeros(x),
-            weight: weight_buffers(&bench.client, &experts.descriptor(), weight.as_ref()),
-            bias: None,
-            out: zeros(problem.m * problem.outputs()),
-        };
-        multiply(&bench.client, problem, order, launch, routing, operands)
-            .err()
-            .unwrap_or_else(|| panic!("{problem}, {order:?}: not refused"))
-            .to_string()
-    };
-    let dtype = ActivationDtype::F32;
-    let routing = routed(bench, good, 16, &logits, dtype, None, 1.0);
-    let problem = experts.problem(&routing, Epilogue::None);
-    let gathered = RowOrder::Gathered;
-    let launch = launches(&problem, gathered, &bench.card)
-        .into_iter()
-        .find(|launch| launch.tile.rows() == 16)
-        .unwrap_or_else(|| panic!("{problem}: no launch of 16 rows"));
-    let x = case.m * case.k;
-    for (message, part) in [
-        (
-            refused(&problem, gathered, &launch, &routing, x - 8),
-            "activations: 760 elements",
-        ),
-        (
-            refused(&problem, RowOrder::Sorted, &launch, &routing, x),
-            "activations: 768 elements",
-        ),
-        (
-            refused(&problem, RowOrder::InOrder, &launch, &routing, x),
-            "gather or sort",
-        ),
-        (
-            refused(
-                &QuantProblem {
-                    m: problem.m + 1,
-                    ..problem
-                },
-                gathered,
-                &launch,
-                &routing,
-                x,
-            ),
-            "another number of experts or rows",
-        ),
-        (
-            refused(
-                &problem,
-                gathered,
-                &launch,
-                &routed(bench, good, 32, &logits, dtype, None, 1.0),
-                x,
-            ),
-            "a launch of",
-        ),
-        (
-            refused(
-                &problem.with_scales(ActivationDtype::F32),
-                gathered,
-                &launch,
-                &routing,
-                x,
-            ),
-            "scales in f32",
-        ),
-    ] {
-        assert!(message.contains(part), "`{message}` does not say `{part}`");
     }
 }

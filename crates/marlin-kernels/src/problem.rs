@@ -1,6 +1,7 @@
 //! The matmul problems of the project, and the checks that every launch makes.
 
-use crate::KernelError;
+use crate::device::MIN_CAPABILITY;
+use crate::{KernelError, Target};
 use marlin_format::{
     QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors,
 };
@@ -8,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 #[cfg(feature = "cubecl-runtime")]
 use {
-    crate::Target,
     cubecl::client::Client,
     cubecl::ir::features::TypeUsage,
     cubecl::ir::{ElemType, FloatKind},
@@ -175,6 +175,16 @@ pub struct FloatProblem {
     pub n: usize,
     /// Dtype of activations, weight and output.
     pub dtype: ActivationDtype,
+}
+
+impl FloatProblem {
+    /// Returns true if a device has tensor cores for the dtype: f16 or bf16 on an NVIDIA card from
+    /// compute capability 8.0 on.
+    pub(crate) fn is_for_tensor_cores(&self, target: &Target) -> bool {
+        let card = target.card;
+        self.dtype != ActivationDtype::F32
+            && card.is_some_and(|card| card.capability >= MIN_CAPABILITY)
+    }
 }
 
 /// A matmul for which [`plan`](crate::plan) chooses a kernel.

@@ -112,7 +112,8 @@ pub fn norm_float_linear<const D: usize>(
     let (shape, [k, n], dtype) = (x.shape(), weight.dims(), x.dtype());
     assert!(
         shape[D - 1] == k && residual.shape() == shape && norm.dims() == [k],
-        "activations {shape}, a residual stream {} and a norm of {:?} features, the weight has K = {k}",
+        "activations {shape}, a residual stream {} and a norm of {:?} features, the weight has \
+         K = {k}",
         residual.shape(),
         norm.dims()
     );

@@ -5,7 +5,7 @@ use crate::kernels::{buffer, client};
 use crate::setup::computes;
 use burn::tensor::Device;
 use marlin_kernels::matmul::few_columns::{launch, supports};
-use marlin_kernels::matmul::lm_head::LmHeadOperands;
+use marlin_kernels::matmul::float::FloatOperands;
 use marlin_kernels::{ActivationDtype, FloatProblem, Target};
 use marlin_testing::relative_error_of_terms;
 use marlin_tests::tolerance;
@@ -41,7 +41,7 @@ pub(super) fn agrees(device: &Device, seed: u64) {
             let (x, x_bytes) = random(m * k, dtype, &mut rng);
             let (weight, weight_bytes) = random(n * k, dtype, &mut rng);
             let (out, out_arg) = poisoned(&client, m * n, dtype);
-            let operands = LmHeadOperands {
+            let operands = FloatOperands {
                 x: buffer(&client, &x_bytes, x.len()),
                 weight: buffer(&client, &weight_bytes, weight.len()),
                 bias: None,

@@ -60,7 +60,8 @@ pub fn agree(bench: &Bench, spec: QuantSpec, seed: u64) {
             let error = relative_error(&found, &expected);
             assert!(
                 error <= layer_tolerance(activations),
-                "{tokens} tokens, {router:?}, {gate_up}, {plan:?}, seed {seed}: relative error {error:e}"
+                "{tokens} tokens, {router:?}, {gate_up}, {plan:?}, seed {seed}: relative error \
+                 {error:e}"
             );
             ran += 1;
         }

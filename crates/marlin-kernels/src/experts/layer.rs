@@ -62,7 +62,7 @@ fn rows(
     let gated = || unsafe { BufferArg::from_raw_parts(gated.clone(), elements) };
     let gates = ExpertGemvOperands {
         x: operands.x,
-        route: operands.route.again(),
+        route: operands.route.second(gate_up)?,
         weight: operands.gate_up,
         bias: operands.gate_up_bias,
         out: gated(),

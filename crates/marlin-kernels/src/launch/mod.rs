@@ -13,6 +13,7 @@ use crate::{Epilogue, Kernel, KernelError, Plan, QuantProblem, Target, repack};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_format::WeightTensors;
+use std::fmt::Display;
 
 pub use geometry::{elementwise, swizzled_map, vector_size};
 
@@ -154,6 +155,27 @@ fn is_aligned(buffer: &BufferArg) -> bool {
     match buffer {
         BufferArg::Handle { handle } => handle.handle.offset_start.unwrap_or(0).is_multiple_of(16),
         BufferArg::Alias { .. } => true,
+    }
+}
+
+/// Returns an argument for the same buffer, for another launch.
+///
+/// # Errors
+/// [`KernelError::Alias`] for an argument that is the alias of another one of its launch.
+pub(crate) fn second(
+    problem: &impl Display,
+    operand: &'static str,
+    buffer: &BufferArg,
+) -> Result<BufferArg, KernelError> {
+    match buffer {
+        BufferArg::Handle { handle } => {
+            // SAFETY: the length is that of the same buffer.
+            Ok(unsafe { BufferArg::from_raw_parts_binding(handle.handle.clone(), buffer.len()) })
+        }
+        BufferArg::Alias { .. } => Err(KernelError::Alias {
+            operand,
+            problem: problem.to_string(),
+        }),
     }
 }
 

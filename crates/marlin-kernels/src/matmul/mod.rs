@@ -1,6 +1,8 @@
 //! The matmul routines, each in a folder.
 
 pub mod few_columns;
+#[cfg(feature = "cubecl-runtime")]
+pub mod float;
 pub mod float_gemv;
 pub mod gemv;
 pub mod host;

@@ -1,5 +1,5 @@
 use super::kernel;
-use crate::launch::elementwise;
+use crate::launch::{elementwise, second};
 use crate::problem::{expect_length, expect_presence};
 use crate::tile::row_length;
 use crate::{KernelError, QuantProblem, WeightBuffers};
@@ -213,7 +213,7 @@ pub(crate) fn to_portable(
     let out = || unsafe { BufferArg::from_raw_parts(handle.clone(), words) };
     let kept = weight
         .as_ref()
-        .try_map(|role, buffer| second(&problem, role, buffer))?;
+        .try_map(|role, buffer| second(&problem, role.name(), buffer))?;
     expand(client, &problem, kept, out())?;
     Ok((
         dense,
@@ -223,24 +223,6 @@ pub(crate) fn to_portable(
             ..weight
         },
     ))
-}
-
-/// Returns an argument for the same buffer, for another launch.
-fn second(
-    problem: &QuantProblem,
-    role: WeightTensor,
-    buffer: &BufferArg,
-) -> Result<BufferArg, KernelError> {
-    match buffer {
-        BufferArg::Handle { handle } => {
-            // SAFETY: the length is that of the same buffer.
-            Ok(unsafe { BufferArg::from_raw_parts_binding(handle.handle.clone(), buffer.len()) })
-        }
-        BufferArg::Alias { .. } => Err(KernelError::Alias {
-            operand: role.name(),
-            problem: problem.to_string(),
-        }),
-    }
 }
 
 /// Returns a weight in the plain layout, in new buffers if it is in another layout.

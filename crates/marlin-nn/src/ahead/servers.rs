@@ -18,7 +18,7 @@ use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use marlin_format::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
 use marlin_kernels::experts::{LayerPlan, RouteKernels};
-use marlin_kernels::matmul::gemv::experts::MAX_LONG_STEP_ROWS;
+use marlin_kernels::matmul::gemv::experts::has_short_steps;
 use marlin_kernels::{
     ActivationDtype, FloatProblem, Kernel, Prologue, QuantProblem, Target, additional_server,
     elementwise, experts, plan, vector_size,
@@ -225,8 +225,8 @@ fn experts_key(
     let plan = card.and_then(|card| experts::plan(&gate_up, &down, rows, &card));
     let kernels = match plan {
         Some(LayerPlan::Rows(plan)) => {
-            let has_short_steps = gate_up.m > MAX_LONG_STEP_ROWS;
-            format!("{plan:?} {has_short_steps}")
+            let has_short_steps = [gate_up, down].map(|problem| has_short_steps(&problem));
+            format!("{plan:?} {has_short_steps:?}")
         }
         Some(LayerPlan::Tiles(plan)) => {
             let route = RouteKernels::of(&experts.router, rows);

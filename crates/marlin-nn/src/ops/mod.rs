@@ -75,7 +75,7 @@ pub trait DecodeBackend: Backend {
     fn decode_embed(table: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self>;
 
     /// Multiplies rows `x` [M, K] by a float weight [K, N], and adds a bias `[N]`.
-    #[fusion(meta = |x: &TensorSpec, weight: &TensorSpec, _: &OptionalFloatMetadata| product_spec(x, weight))]
+    #[fusion(meta = linear_spec)]
     fn decode_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -186,6 +186,10 @@ fn norm_linear_spec(
         ),
         x.clone(),
     )
+}
+
+fn linear_spec(x: &TensorSpec, weight: &TensorSpec, _bias: &OptionalFloatMetadata) -> TensorSpec {
+    product_spec(x, weight)
 }
 
 fn norm_float_linear_spec(

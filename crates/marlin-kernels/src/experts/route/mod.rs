@@ -11,9 +11,10 @@ pub(super) mod few;
 pub(super) mod sort;
 
 use super::Router;
+use crate::launch::second;
 use crate::pdl;
 use crate::problem::{MAX_ELEMENTS, expect_at_most, expect_length};
-use crate::{ActivationDtype, KernelError, Target};
+use crate::{ActivationDtype, KernelError, QuantProblem, Target};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -107,24 +108,16 @@ pub struct RouteOperands {
 
 impl RouteOperands {
     /// Returns the same operands for another kernel.
-    pub(crate) fn again(&self) -> Self {
-        Self {
-            logits: again(&self.logits),
+    pub(crate) fn second(&self, problem: &QuantProblem) -> Result<Self, KernelError> {
+        let correction = self.correction.as_ref();
+        Ok(Self {
+            logits: second(problem, "logits", &self.logits)?,
             dtype: self.dtype,
-            correction: self.correction.as_ref().map(again),
+            correction: correction
+                .map(|correction| second(problem, "correction", correction))
+                .transpose()?,
             factor: self.factor,
-        }
-    }
-}
-
-/// Returns another argument with the same buffer.
-fn again(buffer: &BufferArg) -> BufferArg {
-    match buffer {
-        // SAFETY: the length is that of the other argument.
-        BufferArg::Handle { handle } => unsafe {
-            BufferArg::from_raw_parts_binding(handle.handle.clone(), buffer.len())
-        },
-        BufferArg::Alias { input_pos, length } => BufferArg::alias(*input_pos, length[0]),
+        })
     }
 }
 

@@ -13,7 +13,7 @@
 //! Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 
 use super::{COLUMNS, ROWS, STEP, WARPS};
-use crate::matmul::lm_head::biased;
+use crate::matmul::float::biased;
 use crate::pdl::{launch_dependents, wait};
 use crate::ptx::{F4, U4, lane, mma_m16n8k16};
 use cubecl::prelude::*;
@@ -22,7 +22,7 @@ use cubecl::prelude::*;
 const LOADS: usize = 4;
 
 /// Computes 16 columns of 8 rows. The buffers are those of
-/// [`LmHeadOperands`](crate::matmul::lm_head::LmHeadOperands); `x` and `weight` are read as vectors
+/// [`FloatOperands`](crate::matmul::float::FloatOperands); `x` and `weight` are read as vectors
 /// of four words, eight values.
 #[cube(launch_unchecked)]
 pub(super) fn few_columns<F: Float>(

@@ -12,13 +12,11 @@ mod source;
 #[cfg(feature = "inspect")]
 pub use source::source;
 
-use crate::device::MIN_CAPABILITY;
-use crate::{ActivationDtype, FloatProblem, Target};
+use crate::{FloatProblem, Target};
 #[cfg(feature = "cubecl-runtime")]
 use {
-    crate::matmul::lm_head::LmHeadOperands,
-    crate::problem::expect_length,
-    crate::{Kernel, KernelError, pdl},
+    crate::matmul::float::FloatOperands,
+    crate::{ActivationDtype, Kernel, KernelError, pdl},
     cubecl::client::Client,
     cubecl::prelude::*,
 };
@@ -46,11 +44,8 @@ const WARPS: usize = 16;
 /// tensor cores, a K that is a multiple of 32 and at most 16,384, and up to 1024 columns, or 16,384
 /// for up to 8 rows.
 pub fn supports(problem: &FloatProblem, target: &Target) -> bool {
-    let FloatProblem { m, k, n, dtype } = *problem;
-    target
-        .card
-        .is_some_and(|card| card.capability >= MIN_CAPABILITY)
-        && dtype != ActivationDtype::F32
+    let FloatProblem { m, k, n, .. } = *problem;
+    problem.is_for_tensor_cores(target)
         && (2..=MAX_ROWS).contains(&m)
         && n > 0
         && (n <= MAX_COLUMNS || m <= ROWS && n <= MAX_COLUMNS_OF_FEW_ROWS)
@@ -68,7 +63,7 @@ pub fn supports(problem: &FloatProblem, target: &Target) -> bool {
 pub fn launch(
     client: &Client,
     problem: &FloatProblem,
-    operands: LmHeadOperands,
+    operands: FloatOperands,
 ) -> Result<(), KernelError> {
     let FloatProblem { m, k, n, dtype } = *problem;
     let target = Target::of(client);
@@ -78,18 +73,13 @@ pub fn launch(
             runtime: target.runtime,
         });
     }
-    let LmHeadOperands {
+    operands.expect(problem)?;
+    let FloatOperands {
         x,
         weight,
         bias,
         out,
     } = operands;
-    expect_length(problem, "activations", m * k, x.len())?;
-    expect_length(problem, "weight", n * k, weight.len())?;
-    expect_length(problem, "output", m * n, out.len())?;
-    if let Some(bias) = &bias {
-        expect_length(problem, "bias", n, bias.len())?;
-    }
     Kernel::FewColumns.trace(problem);
     // SAFETY: the lengths of all buffers were checked; columns and rows beyond the last are read as
     // the last one, and not written.

@@ -1,5 +1,5 @@
 use super::{LOADS, VALUES, WARPS};
-use crate::matmul::lm_head::biased;
+use crate::matmul::float::biased;
 use crate::pdl::{launch_dependents, wait};
 use crate::planes::plane_total;
 use crate::ptx::{
@@ -32,7 +32,7 @@ impl FloatGemvConfig {
 }
 
 /// Computes columns, each by a warp. The buffers are those of
-/// [`FloatGemvOperands`](super::FloatGemvOperands), read as vectors of four words, eight values.
+/// [`FloatOperands`](crate::matmul::float::FloatOperands), read as vectors of four words, eight values.
 ///
 /// A lane has vectors `lane + 32 i` of its warp's column. As soon as it has multiplied one, it
 /// loads the vector that takes its register next, of the same column or of the warp's next one. The

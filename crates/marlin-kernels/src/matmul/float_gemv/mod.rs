@@ -16,12 +16,12 @@ mod source;
 #[cfg(feature = "inspect")]
 pub use source::source;
 
-use crate::device::MIN_CAPABILITY;
-use crate::{ActivationDtype, FloatProblem, Target};
+use crate::{FloatProblem, Target};
 #[cfg(feature = "cubecl-runtime")]
 use {
+    crate::matmul::float::FloatOperands,
     crate::problem::expect_length,
-    crate::{Kernel, KernelError, pdl},
+    crate::{ActivationDtype, Kernel, KernelError, pdl},
     cubecl::client::Client,
     cubecl::prelude::*,
 };
@@ -43,11 +43,8 @@ const MAX_FEATURES: usize = 8192;
 /// Returns true if the kernel supports a problem: one row of f16 or bf16 on a card with tensor
 /// cores, a K that is a multiple of 8 and at most 8192, and at most 16,384 columns.
 pub fn supports(problem: &FloatProblem, target: &Target) -> bool {
-    let FloatProblem { m, k, n, dtype } = *problem;
-    target
-        .card
-        .is_some_and(|card| card.capability >= MIN_CAPABILITY)
-        && dtype != ActivationDtype::F32
+    let FloatProblem { m, k, n, .. } = *problem;
+    problem.is_for_tensor_cores(target)
         && m == 1
         && (1..=MAX_COLUMNS).contains(&n)
         && (1..=MAX_FEATURES).contains(&k)
@@ -61,21 +58,6 @@ fn blocks(n: usize, target: &Target) -> usize {
     let most = target.card.map_or(1, |card| card.multiprocessors) * RESIDENT_BLOCKS;
     let each = n.div_ceil(WARPS * most);
     n.div_ceil(WARPS * each)
-}
-
-/// Operands of [`launch`]. All are contiguous, at addresses that are multiples of 16.
-#[cfg(feature = "cubecl-runtime")]
-pub struct FloatGemvOperands {
-    /// The activations `[K]`.
-    pub x: BufferArg,
-    /// The norm, if the product has the normalised activations.
-    pub norm: Option<FloatNorm>,
-    /// The weight [N, K].
-    pub weight: BufferArg,
-    /// The bias `[N]`.
-    pub bias: Option<BufferArg>,
-    /// The output `[N]`; every element is written.
-    pub out: BufferArg,
 }
 
 /// The norm before the product. None of the outputs may share a buffer with an input or with
@@ -94,7 +76,7 @@ pub struct FloatNorm {
     pub epsilon: f32,
 }
 
-/// Launches the kernel. Sums are accumulated in f32 and rounded once, with the bias.
+/// Launches the kernel, with a norm if the product has the normalised activations. Sums are accumulated in f32 and rounded once, with the bias.
 ///
 /// # Errors
 /// Returns an error for a problem that the kernel does not [support](supports), and for a buffer of
@@ -103,7 +85,8 @@ pub struct FloatNorm {
 pub fn launch(
     client: &Client,
     problem: &FloatProblem,
-    operands: FloatGemvOperands,
+    norm: Option<FloatNorm>,
+    operands: FloatOperands,
 ) -> Result<(), KernelError> {
     let FloatProblem { k, n, dtype, .. } = *problem;
     let target = Target::of(client);
@@ -113,19 +96,13 @@ pub fn launch(
             runtime: target.runtime,
         });
     }
-    let FloatGemvOperands {
+    operands.expect(problem)?;
+    let FloatOperands {
         x,
-        norm,
         weight,
         bias,
         out,
     } = operands;
-    expect_length(problem, "activations", k, x.len())?;
-    expect_length(problem, "weight", n * k, weight.len())?;
-    expect_length(problem, "output", n, out.len())?;
-    if let Some(bias) = &bias {
-        expect_length(problem, "bias", n, bias.len())?;
-    }
     let epsilon = norm.as_ref().map_or(0.0, |norm| norm.epsilon);
     let has_norm = norm.is_some();
     let [residual, norm, sum, normalised] = match norm {

@@ -4,7 +4,7 @@ use super::output::{PART, expect_sums, leave_in_first_block, write};
 use super::weight::{WeightAddresses, WeightLoads};
 use super::{groups, groups_of_16};
 use crate::pdl::{launch_dependents, wait};
-use crate::ptx::{bar_warp_sync, lane, mbarrier_wait_first_phase_cluster, shared_address};
+use crate::ptx::{U4, bar_warp_sync, lane, mbarrier_wait_first_phase_cluster, shared_address};
 use crate::tile::fragment::stored_ones;
 use cubecl::prelude::*;
 use marlin_format::GroupSize;
@@ -62,15 +62,7 @@ pub(super) fn gemv<F: Float, N: Size>(
     let weight = WeightAddresses::new::<F>(qweight, metadata, scales, zero_points, tile_n, &sizes);
     let mut loads = WeightLoads::new(config);
     if step < end {
-        loads.set_step(&weight, step, &sizes, config);
-        #[unroll]
-        for tile in 0..config.loads() {
-            loads.load_tile(&weight, tile, config);
-        }
-        #[unroll]
-        for group in 0..config.lane_groups() {
-            loads.load_group(&weight, step, group, &sizes, config);
-        }
+        loads.load_step(&weight, step, &sizes, config);
     }
     // Until the preceding kernels have ended, only the weight may be read.
     wait(true);
@@ -109,33 +101,19 @@ pub(super) fn gemv<F: Float, N: Size>(
         raw.load(x, &residual, &norm, next, &sizes, config);
         loads.set_step(&weight, next, &sizes, config);
         bar_warp_sync();
-        if comptime!(config.group == GroupSize::G16) {
-            groups_of_16::multiply(
-                &mut loads,
-                &weight,
-                matrices,
-                zeros,
-                &mut totals,
-                root,
-                next,
-                more,
-                &sizes,
-                config,
-            );
-        } else {
-            groups::multiply(
-                &mut loads,
-                &weight,
-                matrices,
-                &mut totals,
-                root,
-                next,
-                more,
-                ones,
-                &sizes,
-                config,
-            );
-        }
+        multiply(
+            &mut loads,
+            &weight,
+            matrices,
+            zeros,
+            &mut totals,
+            root,
+            next,
+            more,
+            ones,
+            &sizes,
+            config,
+        );
         // All lanes must have read the input of this step before the next input replaces it.
         bar_warp_sync();
         step = next;
@@ -148,5 +126,31 @@ pub(super) fn gemv<F: Float, N: Size>(
     if rank == 0 {
         mbarrier_wait_first_phase_cluster(barrier);
         write::<F>(&sums, &bias, out, epsilon, place, &sizes, config);
+    }
+}
+
+/// Adds the products of a step to a lane's `totals`, and loads the next step.
+#[cube]
+pub(super) fn multiply(
+    loads: &mut WeightLoads,
+    weight: &WeightAddresses,
+    matrices: u32,
+    zeros: u32,
+    totals: &mut Array<f32>,
+    root: f32,
+    next: u32,
+    more: bool,
+    ones: U4,
+    sizes: &GemvSizes,
+    #[comptime] config: GemvConfig,
+) {
+    if comptime!(config.group == GroupSize::G16) {
+        groups_of_16::multiply(
+            loads, weight, matrices, zeros, totals, root, next, more, sizes, config,
+        );
+    } else {
+        groups::multiply(
+            loads, weight, matrices, totals, root, next, more, ones, sizes, config,
+        );
     }
 }

@@ -26,17 +26,22 @@ pub fn source(config: &GemvConfig, capability: u32) -> Result<KernelSource, Comp
         optional(true),
         buffer(),
         (),
-        GemvSizesCompilationArg {
-            n: (),
-            k: (),
-            tiles_n: (),
-            tiles_k: (),
-            groups: (),
-            masks: compiled_masks(),
-        },
+        compiled_sizes(),
         config.lane_values(),
         *config,
         config.products().dtype().elem(),
     );
     cuda_text(&kernel, capability)
+}
+
+/// Returns the compilation argument of the lengths of a problem.
+pub(super) fn compiled_sizes() -> GemvSizesCompilationArg {
+    GemvSizesCompilationArg {
+        n: (),
+        k: (),
+        tiles_n: (),
+        tiles_k: (),
+        groups: (),
+        masks: compiled_masks(),
+    }
 }

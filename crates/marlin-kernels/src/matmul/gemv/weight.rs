@@ -144,6 +144,25 @@ impl WeightLoads {
         }
     }
 
+    /// Issues all loads of a step.
+    pub fn load_step(
+        &mut self,
+        weight: &WeightAddresses,
+        step: u32,
+        sizes: &GemvSizes,
+        #[comptime] config: GemvConfig,
+    ) {
+        self.set_step(weight, step, sizes, config);
+        #[unroll]
+        for tile in 0..config.loads() {
+            self.load_tile(weight, tile, config);
+        }
+        #[unroll]
+        for group in 0..config.lane_groups() {
+            self.load_group(weight, step, group, sizes, config);
+        }
+    }
+
     /// Issues the load of tile `i` of the step; the tiles of words come first, then those of
     /// metadata.
     pub fn load_tile(

@@ -15,13 +15,12 @@ mod tensor_cores;
 #[cfg(feature = "inspect")]
 pub use source::source;
 
-use crate::device::MIN_CAPABILITY;
-use crate::{ActivationDtype, FloatProblem, Target};
+use crate::{FloatProblem, Target};
 #[cfg(feature = "cubecl-runtime")]
 use {
+    super::float::FloatOperands,
     crate::launch::vector_size,
     crate::planes::Planes,
-    crate::problem::expect_length,
     crate::{Kernel, KernelError, pdl},
     cubecl::client::Client,
     cubecl::prelude::*,
@@ -48,30 +47,13 @@ pub enum LmHeadKernel {
 
 /// Returns the kernel for a problem; `None` if the problem has too many rows.
 pub fn plan(problem: &FloatProblem, target: &Target) -> Option<LmHeadKernel> {
-    let is_card = target
-        .card
-        .is_some_and(|card| card.capability >= MIN_CAPABILITY);
-    let tensor_cores = is_card
-        && problem.dtype != ActivationDtype::F32
-        && problem.k.is_multiple_of(tensor_cores::STEP);
+    let tensor_cores =
+        problem.is_for_tensor_cores(target) && problem.k.is_multiple_of(tensor_cores::STEP);
     match problem.m {
         MIN_TENSOR_CORE_ROWS..=MAX_ROWS if tensor_cores => Some(LmHeadKernel::TensorCores),
         0..=MAX_PLANE_ROWS => Some(LmHeadKernel::Planes),
         _ => None,
     }
-}
-
-/// Operands of the lm_head. All are contiguous, at addresses that are multiples of 16.
-#[cfg(feature = "cubecl-runtime")]
-pub struct LmHeadOperands {
-    /// The activations [M, K].
-    pub x: BufferArg,
-    /// The weight [N, K].
-    pub weight: BufferArg,
-    /// The bias `[N]`.
-    pub bias: Option<BufferArg>,
-    /// The output [M, N]; every element is written.
-    pub out: BufferArg,
 }
 
 /// Launches a kernel of the lm_head: `x` times the transposed weight, accumulated in f32 and
@@ -85,16 +67,11 @@ pub fn launch(
     client: &Client,
     problem: &FloatProblem,
     kernel: LmHeadKernel,
-    operands: LmHeadOperands,
+    operands: FloatOperands,
 ) -> Result<(), KernelError> {
     let FloatProblem { m, k, n, dtype } = *problem;
     dtype.expect_on(client)?;
-    expect_length(problem, "activations", m * k, operands.x.len())?;
-    expect_length(problem, "weight", n * k, operands.weight.len())?;
-    expect_length(problem, "output", m * n, operands.out.len())?;
-    if let Some(bias) = &operands.bias {
-        expect_length(problem, "bias", n, bias.len())?;
-    }
+    operands.expect(problem)?;
     let most = if kernel == LmHeadKernel::TensorCores {
         MAX_ROWS
     } else {
@@ -109,7 +86,7 @@ pub fn launch(
         });
     }
     Kernel::LmHead(kernel).trace(problem);
-    let LmHeadOperands {
+    let FloatOperands {
         x,
         weight,
         bias,
@@ -177,17 +154,4 @@ pub fn launch(
     }
     pdl::make_edge_programmatic(client);
     Ok(())
-}
-
-/// Returns the total of a column with its bias.
-#[cfg(feature = "cubecl-runtime")]
-#[cube]
-pub(crate) fn biased<F: Float>(total: f32, bias: &ComptimeOption<&[F]>, column: usize) -> f32 {
-    let mut total = total;
-    #[comptime]
-    match bias {
-        ComptimeOption::Some(bias) => total += f32::cast_from(bias[column]),
-        ComptimeOption::None => {}
-    }
-    total
 }

@@ -1,7 +1,7 @@
 //! The lm_head kernel with one plane for each column: a column is read once for all rows, 16 bytes
 //! per unit at a time. It supports any dtype, on any runtime.
 
-use super::biased;
+use crate::matmul::float::biased;
 use crate::pdl::launch_dependents_and_wait;
 use crate::planes::{Planes, plane_total};
 use cubecl::prelude::*;

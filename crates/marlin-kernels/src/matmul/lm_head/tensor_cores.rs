@@ -21,7 +21,7 @@
 use crate::ActivationDtype;
 #[cfg(feature = "cubecl-runtime")]
 use {
-    super::biased,
+    crate::matmul::float::biased,
     crate::pdl::launch_dependents_and_wait,
     crate::ptx::{F4, U4, global_address, lane, ld_global_once_16, mma_m16n8k16},
     cubecl::prelude::*,
@@ -76,7 +76,7 @@ impl LmHeadConfig {
     }
 }
 
-/// Computes the lm_head. The buffers are those of [`LmHeadOperands`](super::LmHeadOperands); `x`
+/// Computes the lm_head. The buffers are those of [`FloatOperands`](crate::matmul::float::FloatOperands); `x`
 /// and `weight` are read as vectors of four words, eight values.
 #[cfg(feature = "cubecl-runtime")]
 #[cube(launch_unchecked, address_type = "dynamic")]

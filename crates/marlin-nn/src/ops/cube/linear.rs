@@ -10,9 +10,8 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_marlin::backend::cube::{buffer, empty, launch_linear, weight_buffers, weight_problem};
 use burn_marlin::backend::{linear_shape, tma};
 use marlin_format::{WeightDescriptor, WeightTensors};
-use marlin_kernels::matmul::few_columns;
-use marlin_kernels::matmul::float_gemv::{self, FloatGemvOperands, FloatNorm};
-use marlin_kernels::matmul::lm_head::{self, LmHeadOperands};
+use marlin_kernels::matmul::float::{self, FloatOperands};
+use marlin_kernels::matmul::float_gemv::{self, FloatNorm};
 use marlin_kernels::{
     Epilogue, EpilogueStage, FloatProblem, Kernel, KernelError, NormOperands, Operands, Prologue,
     PrologueStage, Target, plan,
@@ -117,29 +116,13 @@ pub(super) fn float_linear(
         });
     }
     let out = empty(&x, Shape::new([problem.m, problem.n]), x.dtype);
-    let (x, weight) = (x.into_buffer_arg(), weight.into_buffer_arg());
-    let (bias, to) = (bias.map(buffer), out.clone().into_buffer_arg());
-    if kernel == Kernel::FloatGemv {
-        let operands = FloatGemvOperands {
-            x,
-            norm: None,
-            weight,
-            bias,
-            out: to,
-        };
-        float_gemv::launch(&client, &problem, operands)?;
-        return Ok(out);
-    }
-    let operands = LmHeadOperands {
-        x,
-        weight,
-        bias,
-        out: to,
+    let operands = FloatOperands {
+        x: x.into_buffer_arg(),
+        weight: weight.into_buffer_arg(),
+        bias: bias.map(buffer),
+        out: out.clone().into_buffer_arg(),
     };
-    match kernel {
-        Kernel::LmHead(kernel) => lm_head::launch(&client, &problem, kernel, operands)?,
-        _ => few_columns::launch(&client, &problem, operands)?,
-    }
+    float::launch(&client, &problem, kernel, operands)?;
     Ok(out)
 }
 
@@ -167,20 +150,20 @@ pub(super) fn norm_float_linear(
     let out = empty(&x, Shape::new([1, problem.n]), x.dtype);
     let (normalised, sum) = (empty(&x, x.shape(), x.dtype), empty(&x, x.shape(), x.dtype));
     let [x, residual, norm] = [x, residual, norm].map(|tensor| aligned(tensor).into_buffer_arg());
-    let operands = FloatGemvOperands {
+    let norm = FloatNorm {
+        residual,
+        weight: norm,
+        sum: sum.clone().into_buffer_arg(),
+        normalised: normalised.clone().into_buffer_arg(),
+        epsilon: epsilon as f32,
+    };
+    let operands = FloatOperands {
         x,
-        norm: Some(FloatNorm {
-            residual,
-            weight: norm,
-            sum: sum.clone().into_buffer_arg(),
-            normalised: normalised.clone().into_buffer_arg(),
-            epsilon: epsilon as f32,
-        }),
         weight: weight.into_buffer_arg(),
         bias: bias.map(buffer),
         out: out.clone().into_buffer_arg(),
     };
-    float_gemv::launch(&client, &problem, operands)?;
+    float_gemv::launch(&client, &problem, Some(norm), operands)?;
     Ok((out, normalised, sum))
 }
 

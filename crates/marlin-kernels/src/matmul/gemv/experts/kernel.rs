@@ -1,7 +1,8 @@
 use super::super::config::{GemvSizes, THREADS, WARPS};
+use super::super::groups_of_16;
+use super::super::kernel::multiply;
 use super::super::output::{PART, expect_sums, leave_in_first_block};
 use super::super::weight::{WeightAddresses, WeightLoads};
-use super::super::{groups, groups_of_16};
 use super::config::ExpertGemvConfig;
 use super::logits::load_logits;
 use super::output::{write_row, write_sum};
@@ -106,15 +107,7 @@ pub(super) fn expert_gemv<F: Float, N: Size, L: Float>(
         WeightAddresses::of_expert::<F>(qweight, scales, zero_points, tile_n, expert, &sizes, gemv);
     let mut loads = WeightLoads::new(gemv);
     if step < end {
-        loads.set_step(&weight, step, &sizes, gemv);
-        #[unroll]
-        for tile in 0..gemv.loads() {
-            loads.load_tile(&weight, tile, gemv);
-        }
-        #[unroll]
-        for group in 0..gemv.lane_groups() {
-            loads.load_group(&weight, step, group, &sizes, gemv);
-        }
+        loads.load_step(&weight, step, &sizes, gemv);
     }
     let input = if comptime!(config.is_summed()) {
         wait(true);
@@ -143,33 +136,19 @@ pub(super) fn expert_gemv<F: Float, N: Size, L: Float>(
         values = load_input::<F, N>(x, input, vectors, next);
         loads.set_step(&weight, next, &sizes, gemv);
         bar_warp_sync();
-        if comptime!(gemv.group == GroupSize::G16) {
-            groups_of_16::multiply(
-                &mut loads,
-                &weight,
-                matrices,
-                zeros,
-                &mut totals,
-                1.0,
-                next,
-                more,
-                &sizes,
-                gemv,
-            );
-        } else {
-            groups::multiply(
-                &mut loads,
-                &weight,
-                matrices,
-                &mut totals,
-                1.0,
-                next,
-                more,
-                ones,
-                &sizes,
-                gemv,
-            );
-        }
+        multiply(
+            &mut loads,
+            &weight,
+            matrices,
+            zeros,
+            &mut totals,
+            1.0,
+            next,
+            more,
+            ones,
+            &sizes,
+            gemv,
+        );
         // All lanes must have read the input of this step before the next input replaces it.
         bar_warp_sync();
         step = next;

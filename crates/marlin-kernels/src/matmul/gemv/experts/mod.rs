@@ -8,7 +8,7 @@
 //!
 //! | launch | reads | writes |
 //! |---|---|---|
-//! | gathered rows | activations [tokens, K], logits [tokens, experts] | gates and ups after SwiGLU [tokens, top_k, N] |
+//! | gathered rows | x [tokens, K], logits [tokens, experts] | after SwiGLU [tokens, top_k, N] |
 //! | summed rows | the output of the one before, logits | the weighted sums [tokens, N] |
 //!
 //! **Choice of experts.** Every warp computes the choice of its token by itself from the router's
@@ -38,6 +38,6 @@ pub use config::{ExpertGemvConfig, ExpertRows};
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) use launch::{ExpertGemvOperands, launch};
 #[cfg(feature = "cubecl-runtime")]
-pub use plan::{MAX_LONG_STEP_ROWS, plan};
+pub use plan::{has_short_steps, plan};
 #[cfg(feature = "inspect")]
 pub use source::expert_source;

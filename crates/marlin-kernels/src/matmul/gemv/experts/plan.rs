@@ -38,7 +38,13 @@ pub fn plan(problem: &QuantProblem, rows: ExpertRows, top_k: usize, card: &Card)
 /// The most rows of e2m1 in bf16 and groups of 32 that are multiplied in steps of two chunks. On an
 /// H200 a layer of gpt-oss-20b takes 30 us with these and 32 us with steps of one chunk for one
 /// token (4 rows), 45 and 42 for two, 81 and 73 for four.
-pub const MAX_LONG_STEP_ROWS: usize = 4;
+const MAX_LONG_STEP_ROWS: usize = 4;
+
+/// Returns true if the rows of a problem are multiplied in steps of one chunk where others have two.
+pub fn has_short_steps(problem: &QuantProblem) -> bool {
+    let config = GemvConfig::new(1, &format(problem), problem.prologue);
+    config.is_e2m1_in_bf16() && problem.m > MAX_LONG_STEP_ROWS
+}
 
 /// Returns the number of resident warps of a multiprocessor, limited by the kernel's registers: 80
 /// for steps of one chunk of e2m1.
@@ -58,14 +64,13 @@ pub(super) fn config(
     top_k: usize,
     blocks: usize,
 ) -> Option<GemvConfig> {
-    let of_one = GemvConfig::new(blocks, &format(problem), problem.prologue);
     let config = GemvConfig {
         experts: Some(match rows {
             ExpertRows::Gathered => 1,
             ExpertRows::Summed => top_k,
         }),
-        has_short_steps: of_one.is_e2m1_in_bf16() && problem.m > MAX_LONG_STEP_ROWS,
-        ..of_one
+        has_short_steps: has_short_steps(problem),
+        ..GemvConfig::new(blocks, &format(problem), problem.prologue)
     };
     let format = problem.weight.format;
     let takes = problem.weight.layout == WeightLayout::Tile

@@ -1,8 +1,8 @@
-use super::super::config::{GemvSizesCompilationArg, THREADS};
+use super::super::config::THREADS;
+use super::super::source::compiled_sizes;
 use super::config::ExpertGemvConfig;
 use super::kernel::expert_gemv::ExpertGemv;
 use crate::inspect::{KernelSource, buffer, cuda_text, optional, properties, settings, target};
-use crate::tile::sizes::compiled_masks;
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
@@ -30,14 +30,7 @@ pub fn expert_source(
         optional(gemv.zero_points),
         optional(true),
         buffer(),
-        GemvSizesCompilationArg {
-            n: (),
-            k: (),
-            tiles_n: (),
-            tiles_k: (),
-            groups: (),
-            masks: compiled_masks(),
-        },
+        compiled_sizes(),
         gemv.lane_values(),
         *config,
         gemv.products().dtype().elem(),
