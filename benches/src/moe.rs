@@ -43,6 +43,9 @@ pub struct MoeArgs {
     /// Time each matmul in every tile instead of the planned layer.
     #[arg(long)]
     every_tile: bool,
+    /// With `--every-tile`, time only tiles of these numbers of rows.
+    #[arg(long, value_delimiter = ',', requires = "every_tile")]
+    tile_rows: Vec<usize>,
     /// Time each layer in both plans, each row by itself and in tiles, and with each number of
     /// blocks that split K.
     #[arg(long)]
@@ -100,7 +103,7 @@ pub fn run(args: &MoeArgs) -> Result<(), BenchError> {
         let bench = Bench::new(&client, layer);
         for &tokens in &args.tokens {
             if args.every_tile {
-                bench.every_tile(tokens)?;
+                bench.every_tile(tokens, &args.tile_rows)?;
                 continue;
             }
             rows.push(bench.figure(tokens, &name)?);
@@ -136,8 +139,9 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Times each matmul in every tile, and prints a line for each.
-    fn every_tile(&self, tokens: usize) -> Result<(), BenchError> {
+    /// Times each matmul in every tile of one of the numbers of rows, or of any if none is given,
+    /// and prints a line for each.
+    fn every_tile(&self, tokens: usize, tile_rows: &[usize]) -> Result<(), BenchError> {
         let Self { client, layer, .. } = *self;
         let card = Target::of(client).card.ok_or(BenchError::Card)?;
         let (gate_up, down) = layer.problems(tokens);
@@ -154,6 +158,9 @@ impl<'a> Bench<'a> {
             let x = activations(client, 1, x_length, DTYPE);
             let out = client.empty(problem.m * problem.outputs() * 2);
             for launch in launches(&problem, order, &card) {
+                if !tile_rows.is_empty() && !tile_rows.contains(&launch.tile.rows()) {
+                    continue;
+                }
                 let routings = self.routings(tokens, launch.tile.rows())?;
                 let us = time(client, CALLS, |i| {
                     let x = buffer(&x, x_length);

@@ -317,14 +317,14 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
         );
         // With SwiGLU, gates and ups are copied separately.
         let (bulk, steps) = (bulk * config.epilogue.columns(), (found / boxes).max(1));
-        // In clusters, ptxas unrolls the loop that copies the first weights, one for each stage. A
-        // separate loop copies their activations.
-        let unrolled = if tile.is_clustered() {
-            tile.stages - 1
+        // A producer copies the weights of the first stages in one loop and their activations in
+        // another. ptxas may unroll one of them, for each stage.
+        let (least, most) = if config.has_producer() {
+            (1, steps + tile.stages - 1)
         } else {
-            0
+            (steps, steps)
         };
-        let (least, most) = (bulk * steps, bulk * (steps + unrolled));
+        let (least, most) = (bulk * least, bulk * most);
         let are_whole =
             counts.copies.is_multiple_of(bulk) && (least..=most).contains(&counts.copies);
         rule(

@@ -11,7 +11,8 @@ use marlin_format::{GroupSize, QuantSpec, ScaleDtype, WeightValue};
 ///
 /// A `QuantSpec` says more than a scheme: groups that reach over all of K, zero points, groups
 /// whose last one is incomplete. And it says less: a scheme also has other floats, lookup tables,
-/// and blocks along any dimension, which no kernel here reads.
+/// and blocks along any dimension, which no kernel here reads. It is a function and no `TryFrom`,
+/// because both types are of other crates.
 ///
 /// | scheme | spec |
 /// |---|---|

@@ -13,6 +13,7 @@ mod args;
 mod commands;
 mod device;
 mod error;
+mod experts;
 mod hub;
 #[cfg(feature = "cubecl-runtime")]
 mod kernel_cache;

@@ -304,17 +304,6 @@ pub enum ModelError {
         /// The file that shows that the folder is quantised.
         path: PathBuf,
     },
-    /// Experts in one tensor, which cannot be quantised.
-    #[error(
-        "{} has all experts of a block in `{tensor}`; only experts in matrices of their own are quantised, and gpt-oss is published in MXFP4",
-        path.display()
-    )]
-    StackedExperts {
-        /// The file with the tensor.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-    },
     /// A model that cannot be found, downloaded or used by its name.
     #[cfg(feature = "hub")]
     #[error(transparent)]

@@ -9,7 +9,7 @@ use marlin_format::{GroupSize, QuantSpec, WeightValue};
 use marlin_kernels::experts::{
     ExpertOperands, RouteOperands, RouterScores, Routing, launches, multiply, route, tile_plan,
 };
-use marlin_kernels::tile::{Launch, RowOrder};
+use marlin_kernels::tile::{BLOCK_ROWS, Launch, RowOrder};
 use marlin_kernels::{ActivationDtype, Epilogue, KernelError, QuantProblem};
 use marlin_testing::relative_error_of_terms;
 use marlin_tests::tolerance;
@@ -22,7 +22,7 @@ pub fn every_tile(bench: &Bench, spec: QuantSpec, seed: u64) {
     for (tokens, spread, [k, n]) in [
         (1, Spread::Random, [1032, 768]),
         (7, Spread::Random, [520, 768]),
-        (45, Spread::Random, [264, 1536]),
+        (45, Spread::Random, [264, 1408]),
         (70, Spread::First, [328, 328]),
         (400, Spread::Random, [264, 512]),
     ] {
@@ -30,7 +30,7 @@ pub fn every_tile(bench: &Bench, spec: QuantSpec, seed: u64) {
         let experts = Experts::random(case, router.experts, seed);
         let weight = experts.tensors();
         let logits = spread.logits(&router, tokens, seed);
-        for block_rows in [8, 16, 32, 64, 128] {
+        for block_rows in BLOCK_ROWS {
             let host = HostRouting::new(&router, &logits, None, 1.0, block_rows);
             let routing = routed(
                 bench,

@@ -37,8 +37,8 @@ def pack(values, packing, symmetric):
     return tensors, weight
 
 
-def checkpoint(name, packing, group, *, symmetric, format, extra=None, **sizes):
-    model = Tiny(**sizes)
+def checkpoint(name, packing, group, *, symmetric, format, extra=None, model=None, note=None, **sizes):
+    model = model or Tiny(**sizes)
     tensors = {key: value.half() for key, value in model.float_tensors().items()}
     weights, formats = {}, {}
     for layer, (n, k) in model.linears.items():
@@ -59,7 +59,7 @@ def checkpoint(name, packing, group, *, symmetric, format, extra=None, **sizes):
         fields["extra_config"] = extra
     model.config.dtype = torch.float16
     write(name, model.config, tensors, packer=f"auto-round {__version__}", weights=weights, formats=formats, dequantized_in="float16",
-          quantization=fields)
+          quantization=fields, note=note, **model.write_options)
 
 
 def main():

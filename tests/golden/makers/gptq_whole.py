@@ -1,7 +1,7 @@
 """GPTQModel from beginning to end: a float folder in, `quantize` over random text, `save` out. Nothing here packs.
 
-What only a whole run shows: that it splits a Phi-3's `gate_up_proj` in two and leaves `qkv_proj` as it is, and that it writes a last group
-which is not full.
+What only a whole run shows: that it splits a Phi-3's `gate_up_proj` in two and leaves `qkv_proj` as it is, that it writes a last group
+which is not full, and how it names a mixture's experts.
 """
 
 import json
@@ -16,7 +16,9 @@ import torch  # noqa: E402
 from gptqmodel import BACKEND, GPTQModel, QuantizeConfig, __version__  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM  # noqa: E402
+from transformers.models.qwen3_moe import modeling_qwen3_moe  # noqa: E402
 
+from makers.mixtures import qwen3  # noqa: E402
 from makers.model import Tiny, generator, float_tensor, save_tokenizer, write  # noqa: E402
 from makers.packages import CACHE  # noqa: E402
 
@@ -42,8 +44,8 @@ def quantize(name, model_class, config, options):
     return target, weights
 
 
-def checkpoint(name, model_class, config, *, note, fused=(), **options):
-    """`fused`: layers of the architecture that the file holds in two halves, by the names of these."""
+def checkpoint(name, model_class, config, *, note, fused=(), to_model=None, **options):
+    """`fused`: layers of the architecture that the file holds in two halves, by the names of these. `to_model` as for `write`."""
     folder, weights = quantize(name, model_class, config, {"bits": 4, "group_size": 32, **options})
     tensors = load_file(folder / "model.safetensors")
     reference = {key: value.float() for key, value in tensors.items() if key.rsplit(".", 1)[0] not in weights}
@@ -51,6 +53,7 @@ def checkpoint(name, model_class, config, *, note, fused=(), **options):
     for whole, halves in fused:
         reference[f"{whole}.weight"] = torch.cat([parts.pop(half) for half in halves]).float()
     reference |= {f"{layer}.weight": weight.float() for layer, weight in parts.items()}
+    reference = to_model(reference) if to_model else reference
     form = f"gptq v1 int4 g32{'' if options.get('sym', True) else ' zero-points'}{' act-order' if options['desc_act'] else ''}"
     fields = json.loads((folder / "quantize_config.json").read_text())
     # How the quantiser ran, which differs from one machine to the next, is left out.
@@ -58,6 +61,19 @@ def checkpoint(name, model_class, config, *, note, fused=(), **options):
     write(name, AutoConfig.from_pretrained(folder), tensors, packer=f"GPTQModel {__version__}", weights=weights,
           formats={layer: form for layer in weights}, dequantized_in="float16", quantization=fields, quantize_config=fields,
           model_class=model_class, reference=reference, note=note)
+
+
+def mixture():
+    model, block = qwen3(num_experts=4), modeling_qwen3_moe.Qwen3MoeSparseMoeBlock
+    model.config.dtype = torch.float16
+
+    def to_model(tensors):
+        # The packer's loader has put a block of its own in place of this one.
+        modeling_qwen3_moe.Qwen3MoeSparseMoeBlock = block
+        return model.to_model(tensors)
+
+    checkpoint("gptq-whole-qwen3-moe", model.model_class, model.config, sym=True, desc_act=False, to_model=to_model,
+               note="a whole run: two of four experts a token; bf16 beside scales in f16")
 
 
 def main():
@@ -74,6 +90,7 @@ def main():
         config.dtype, config.pad_token_id = torch.float16, 0
         checkpoint(f"gptq-whole-incomplete-{end}", LlamaForCausalLM, config, **options,
                    note="a whole run: down_proj has K = 344, ten groups of 32 and one of 24")
+    mixture()
 
 
 if __name__ == "__main__":

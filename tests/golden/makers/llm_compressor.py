@@ -1,7 +1,7 @@
 """Models that llm-compressor quantises from beginning to end: a float folder in, `oneshot`, `save_pretrained` out. Nothing here packs.
 
 The other makers give their packers one layer at a time; here rounding, config and names are all llm-compressor's own: of a BERT, which is no
-decoder, and of a Llama whose cache is quantised too.
+decoder, of a Llama whose cache is quantised too, and of a mixture.
 """
 
 import json
@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from datasets import Dataset
-from transformers import BertConfig, BertForSequenceClassification, CompressedTensorsConfig, LlamaForCausalLM
+from transformers import BertConfig, BertForSequenceClassification, CompressedTensorsConfig, LlamaForCausalLM, Qwen3MoeForCausalLM
 
 from makers.model import EXPECTED, OUT, TOKENS, Tiny, float_tensor, generator, record, save_tokenizer, write
 from makers.packages import CACHE, unpacked
@@ -102,6 +102,50 @@ def quantized_cache():
           note="a whole run; kv_cache_scheme, and self_attn.k_scale and v_scale in the file: the logits are without them")
 
 
+def mixture():
+    """A Qwen3-MoE by GPTQ. By default all tokens calibrate every expert, and columns are quantised in the order of activations, without `weight_g_idx`."""
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from llmcompressor import oneshot
+    from llmcompressor.modeling.moe.linearize import load_quantizable_moe
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+
+    from makers.mixtures import qwen3
+
+    name, own = "ct-whole-qwen3-moe", qwen3(num_experts=4)
+    source, target = CACHE / f"{name}-float", CACHE / name
+    for folder in (source, target):
+        shutil.rmtree(folder, ignore_errors=True)
+    own.config.dtype = torch.float16
+    model = Qwen3MoeForCausalLM(own.config)
+    model.load_state_dict(own.to_model(own.float_tensors()))
+    model.half().save_pretrained(source)
+    save_tokenizer(source, own.config.vocab_size)
+
+    weights = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=32)
+    recipe = GPTQModifier(config_groups={"group_0": QuantizationScheme(targets=["Linear"], weights=weights)}, ignore=["lm_head", "re:.*mlp.gate$"])
+    texts = [torch.randint(0, own.config.vocab_size, (64,), generator=generator("text", i)).tolist() for i in range(16)]
+    data = Dataset.from_list([{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in texts])
+    # Loaded so, the architecture stays one whose experts transformers reads one by one; it is put back for the reference.
+    reading = get_checkpoint_conversion_mapping(own.config.model_type)
+    with load_quantizable_moe(Qwen3MoeForCausalLM):
+        model = Qwen3MoeForCausalLM.from_pretrained(source)
+    oneshot(model=model, recipe=recipe, dataset=data, num_calibration_samples=len(texts), max_seq_length=64)
+    model.save_pretrained(target, save_compressed=True)
+    register_checkpoint_conversion_mapping(own.config.model_type, reading, overwrite=True)
+
+    tensors = load_file(target / "model.safetensors")
+    half, read = Qwen3MoeForCausalLM.from_pretrained(target, dtype=torch.float16, quantization_config=CompressedTensorsConfig(dequantize=True),
+                                                     output_loading_info=True)
+    assert not read["missing_keys"] and not read["unexpected_keys"], read
+    state = own.from_model(half.state_dict())
+    weights = {layer: state[f"{layer}.weight"] for layer in own.linears}
+    fields = json.loads((target / "config.json").read_text())
+    write(name, own.config, tensors, packer=f"llmcompressor {LLM_COMPRESSOR}, compressed-tensors {COMPRESSED_TENSORS}", weights=weights,
+          formats={layer: "pack-quantized int4 g32" for layer in weights}, dequantized_in="float16", quantization=fields["quantization_config"],
+          note="a whole run, of GPTQ: `actorder` is static, and there is no `weight_g_idx`", **own.write_options)
+
+
 def bert():
     source, target = CACHE / NAME, OUT / NAME
     for folder in (source, target, CACHE / f"{NAME}-f32-scales"):
@@ -132,6 +176,7 @@ def bert():
 def main():
     bert()
     quantized_cache()
+    mixture()
 
 
 if __name__ == "__main__":

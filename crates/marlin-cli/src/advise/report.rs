@@ -3,6 +3,7 @@
 use super::cards::CardSpec;
 use super::cost::{self, Basis, Figure};
 use super::{Format, accuracy, records};
+use crate::experts::ExpertsRow;
 use marlin_kernels::Target;
 use marlin_lm::{KvCache, MAX_SEQUENCES, ModelConfig};
 use serde::Serialize;
@@ -32,6 +33,9 @@ pub struct Question<'a> {
 pub struct Advice {
     pub architecture: String,
     pub layers: usize,
+    /// The experts of a mixture.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertsRow>,
     pub weights: usize,
     pub card: CardRow,
     pub prompt_tokens: usize,
@@ -87,6 +91,7 @@ impl Question<'_> {
         Advice {
             architecture: self.config.architecture.to_string(),
             layers: self.config.num_hidden_layers,
+            experts: ExpertsRow::of(self.config),
             weights: Format::F16.sizes(self.config).bytes() / 2,
             card: CardRow {
                 name: card.name,

@@ -90,8 +90,11 @@ fn print(
         || "no tensors in the folder".into(),
         |bytes| format!("{} of tensors in the folder", output::size(bytes)),
     );
+    let experts = advice
+        .experts
+        .map_or_else(String::new, |experts| format!(", {experts}"));
     output::line(&format!(
-        "{}, {} layers, {} weights; {tensors}",
+        "{}, {} layers{experts}, {} weights; {tensors}",
         advice.architecture, advice.layers, advice.weights
     ))?;
     output::line(&format!(

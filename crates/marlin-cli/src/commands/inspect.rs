@@ -1,5 +1,6 @@
 use crate::args::InspectArgs;
 use crate::error::CliError;
+use crate::experts::ExpertsRow;
 use crate::progress::Progress;
 use crate::{device, hub, output};
 use burn::tensor::{Device, FloatDType};
@@ -44,17 +45,6 @@ struct Quantized {
     /// The kernel for one row of activations.
     kernel: String,
     reason: String,
-}
-
-/// The numbers of experts of a mixture.
-#[derive(Serialize)]
-struct ExpertsRow {
-    /// Of a layer.
-    experts: usize,
-    /// Of a token.
-    active: usize,
-    /// True if there is one more that all tokens have.
-    shared: bool,
 }
 
 #[derive(Serialize)]
@@ -111,13 +101,7 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
         .sum();
     let bytes: usize = tensors.iter().map(|row| row.bytes).sum();
     let config = ModelConfig::read(&dir.join("config.json")).ok();
-    let experts = config
-        .and_then(|config| config.experts)
-        .map(|of| ExpertsRow {
-            experts: of.count,
-            active: of.top_k,
-            shared: of.shared_intermediate_size.is_some(),
-        });
+    let experts = config.and_then(|config| ExpertsRow::of(&config));
     let summary = Summary {
         tensors,
         experts,
@@ -314,16 +298,8 @@ fn print(summary: &Summary, all: bool) -> Result<(), CliError> {
     output::line(&format!(
         "{weights} weights in {size}: {bits_per_weight:.2} bits per weight; {layers} quantised layers"
     ))?;
-    if let Some(ExpertsRow {
-        experts,
-        active,
-        shared,
-    }) = summary.experts
-    {
-        let beside = if shared { ", and one beside them" } else { "" };
-        output::line(&format!(
-            "{experts} experts a layer, {active} active{beside}"
-        ))?;
+    match &summary.experts {
+        Some(experts) => Ok(output::line(&experts.to_string())?),
+        None => Ok(()),
     }
-    Ok(())
 }

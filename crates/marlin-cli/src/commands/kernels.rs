@@ -1,6 +1,7 @@
 use super::open;
 use crate::args::KernelsArgs;
 use crate::error::CliError;
+use crate::experts::ExpertsRow;
 use crate::output;
 use marlin_kernels::{EpilogueStage, Problem, PrologueStage};
 use marlin_lm::model::LayerPlan;
@@ -12,6 +13,8 @@ struct PlanRow {
     k: usize,
     n: usize,
     rows: usize,
+    /// The matrices of a weight: of experts, of which each row has one.
+    matrices: usize,
     format: String,
     prologue: &'static str,
     epilogue: &'static str,
@@ -27,14 +30,17 @@ impl PlanRow {
             plan,
         }: &LayerPlan,
     ) -> Self {
-        let ([rows, k, n], format) = match problem {
+        let ([rows, k, n], matrices, format) = match problem {
             Problem::Quant(problem) => (
                 [problem.m, problem.k(), problem.n()],
+                problem.weight.experts,
                 problem.weight.format.to_string(),
             ),
-            Problem::Float(problem) => {
-                ([problem.m, problem.k, problem.n], problem.dtype.to_string())
-            }
+            Problem::Float(problem) => (
+                [problem.m, problem.k, problem.n],
+                1,
+                problem.dtype.to_string(),
+            ),
         };
         let prologue = match plan.prologue {
             PrologueStage::None => "none",
@@ -52,6 +58,7 @@ impl PlanRow {
             k,
             n,
             rows,
+            matrices,
             format,
             prologue,
             epilogue,
@@ -90,11 +97,17 @@ pub fn run(args: &KernelsArgs) -> Result<(), CliError> {
             row.reason,
         ]
     });
-    Ok(output::layers(
+    output::layers(
         &[
             "layer", "K", "N", "M", "format", "prologue", "epilogue", "kernel", "reason",
         ],
         cells.collect(),
         args.all,
-    )?)
+    )?;
+    match ExpertsRow::of(llama.model.config()) {
+        Some(experts) => Ok(output::line(&format!(
+            "{experts}: M of their layers is the number of rows, each once for each of its experts"
+        ))?),
+        None => Ok(()),
+    }
 }

@@ -14,6 +14,7 @@ mod hub;
 mod inspect;
 mod interrupted;
 mod kernels;
+mod mixtures;
 mod progress;
 mod quantize;
 mod quantize_methods;

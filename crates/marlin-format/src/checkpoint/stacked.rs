@@ -88,6 +88,45 @@ pub fn read_rows(
     stack.weight(&blocks, &scales, count)
 }
 
+/// Reads a layer of one expert from a stack of floats: the bytes of `[count, K]`. `[experts, rows,
+/// k]` are the extents that the stack should have, which is [experts, K, rows] if `has_k_first` and
+/// otherwise [experts, rows, K]. A stack of biases has the K 1 and two extents.
+///
+/// # Errors
+/// [`CheckpointError::Shape`] for a stack of another shape; [`CheckpointError::Dtype`] for another
+/// dtype than F16, BF16 and F32.
+pub fn float_rows(
+    stack: &TensorView<'_>,
+    [experts, rows, k]: [usize; 3],
+    has_k_first: bool,
+    of_layer: &StackRows,
+) -> Result<Vec<u8>, CheckpointError> {
+    let expected = match (stack.shape.len(), has_k_first) {
+        (2, _) if k == 1 => vec![experts, rows],
+        (_, true) => vec![experts, k, rows],
+        (_, false) => vec![experts, rows, k],
+    };
+    let stack = stack.expect_float()?.expect_shape(&expected)?;
+    let size = stack.dtype.bitsize() / 8;
+    let of_expert = rows * k * size;
+    let bytes = &stack.bytes[of_layer.expert * of_expert..][..of_expert];
+    let selected = (0..of_layer.count).map(|row| of_layer.first + row * of_layer.step);
+    if !has_k_first {
+        let row_bytes = k * size;
+        return Ok(selected
+            .flat_map(|row| &bytes[row * row_bytes..][..row_bytes])
+            .copied()
+            .collect());
+    }
+    let mut found = Vec::with_capacity(of_layer.count * k * size);
+    for row in selected {
+        for line in bytes.chunks_exact(rows * size) {
+            found.extend_from_slice(&line[row * size..][..size]);
+        }
+    }
+    Ok(found)
+}
+
 /// The tensors of a stack, whose shapes fit together.
 struct Stack<'a> {
     checkpoint: &'a Checkpoint,

@@ -64,6 +64,16 @@ impl<'a> TensorView<'a> {
         })
     }
 
+    /// Returns a tensor of another shape and other bytes, with the name, file and dtype of this one:
+    /// a part of it that is not contiguous.
+    pub fn with_bytes<'b>(&'b self, shape: &'b [usize], bytes: &'b [u8]) -> TensorView<'b> {
+        TensorView {
+            shape,
+            bytes,
+            ..*self
+        }
+    }
+
     /// Returns the tensor itself if its dtype is a float dtype that [`to_f32`](Self::to_f32) reads.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use crate::plan::cache::PlanCache;
 use crate::tile::candidates::Format;
 use crate::tile::cost::{Work, estimate_of, format};
 use crate::tile::operands::expect_dtypes;
-use crate::tile::rows::RowOrder;
+use crate::tile::rows::{BLOCK_ROWS, RowOrder};
 use crate::tile::{self, Launch, row_length};
 use crate::{Card, QuantProblem};
 use marlin_format::Sparsity;
@@ -153,9 +153,6 @@ pub fn tile_plan(
         .map(|(_, plan)| plan)
 }
 
-/// The numbers of rows of a block: those of the tiles.
-const BLOCK_ROWS: [usize; 5] = [8, 16, 32, 64, 128];
-
 /// The microseconds in which a kernel gathers the rows of a problem: of every launch, and of each
 /// value that it reads and writes at about 2 TB/s.
 fn gather_microseconds(problem: &QuantProblem) -> f64 {
@@ -172,13 +169,13 @@ pub fn launches(problem: &QuantProblem, rows: RowOrder, card: &Card) -> Vec<Laun
     let tiles = |rows| {
         of_problem(problem, rows)
             .configs(card.capability, card.shared_limit)
+            .filter(|config| problem.n().is_multiple_of(config.column_multiple()))
             .map(|config| config.tile)
     };
     let gathered =
         tiles(RowOrder::Sorted).filter(move |tile| rows == RowOrder::Gathered && tile.is_wgmma());
     tiles(rows)
         .chain(gathered)
-        .filter(|tile| problem.divides_into(tile.columns()))
         .map(|tile| Launch {
             tile,
             blocks: card.multiprocessors.min(tile::MAX_BLOCKS),
@@ -223,7 +220,7 @@ pub fn expected_row_blocks(tokens: usize, top_k: usize, experts: usize, block_ro
 mod tests {
     use super::*;
     use crate::{ActivationDtype, Epilogue};
-    use marlin_format::{GroupSize, QuantSpec, WeightDescriptor, WeightLayout};
+    use marlin_format::{GroupSize, QuantSpec, WeightDescriptor, WeightLayout, WeightValue};
 
     const H100: Card = Card::assumed(90, 132, 227 * 1024);
     const RTX_4090: Card = Card::assumed(89, 128, 99 * 1024);
@@ -260,6 +257,48 @@ mod tests {
         let [gate_up, down] = layer(1);
         let old = Card::assumed(75, 40, 64 * 1024);
         assert_eq!(plan(&gate_up, &down, 1, &old), None);
+    }
+
+    #[test]
+    fn most_experts_have_one_block() {
+        let layer = |value, group, [experts, hidden, intermediate]: [usize; 3]| {
+            move |rows: usize| {
+                let weight = |k, n| {
+                    WeightDescriptor::plain(QuantSpec::new(value, group), k, n)
+                        .with_experts(experts)
+                        .in_layout(WeightLayout::Tile)
+                };
+                let problem = |k, n| QuantProblem::new(rows, weight(k, n), ActivationDtype::F16);
+                let gate_up = problem(hidden, 2 * intermediate);
+                let down = problem(intermediate, hidden);
+                [gate_up.with_epilogue(Epilogue::SwiGlu), down]
+            }
+        };
+        let int4 = (WeightValue::Int4, GroupSize::G128);
+        let qwen = layer(int4.0, int4.1, [128, 2048, 768]);
+        let mixtral = layer(int4.0, int4.1, [8, 4096, 14336]);
+        let gpt_oss = layer(WeightValue::E2m1, GroupSize::G32, [32, 2880, 2880]);
+        // The fastest on an H200.
+        for (name, [gate_up, down], tokens, rows) in [
+            ("Mixtral", mixtral(2 * 64), 64, 24),
+            ("Mixtral", mixtral(2 * 128), 128, 40),
+            ("Mixtral", mixtral(2 * 256), 256, 80),
+            ("Mixtral", mixtral(2 * 1024), 1024, 128),
+            ("Qwen3", qwen(8 * 128), 128, 16),
+            ("Qwen3", qwen(8 * 256), 256, 24),
+            ("Qwen3", qwen(8 * 512), 512, 40),
+            ("Qwen3", qwen(8 * 1024), 1024, 80),
+            ("gpt-oss", gpt_oss(4 * 64), 64, 16),
+            ("gpt-oss", gpt_oss(4 * 128), 128, 24),
+            ("gpt-oss", gpt_oss(4 * 256), 256, 40),
+        ] {
+            let plan = tile_plan(&gate_up, &down, tokens, &H100);
+            assert_eq!(
+                plan.map(|plan| plan.block_rows),
+                Some(rows),
+                "{name}, {tokens} tokens"
+            );
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The available tiles, and their configurations.
 
 use super::config::Config;
-use super::rows::{MAX_EXPERT_ROWS, RowOrder};
+use super::rows::{BLOCK_ROWS, MAX_EXPERT_ROWS, RowOrder};
 use super::shape::{Product, Tile};
 use super::spills::spills;
 use crate::Epilogue;
@@ -156,31 +156,33 @@ const fn fp8_wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     }
 }
 
-/// The tiles of [`expert_candidates`]. Their nanoseconds are those of Qwen3-30B-A3B's matmul of
-/// gates and ups for 16 tokens on an H200, in proportion to the first one's.
-const EXPERT_TILES: [(Tile, u32); 6] = [
+/// The tiles of [`expert_candidates`]. Their nanoseconds are a fit to both matmuls of a layer on an
+/// H200 (Qwen3-30B-A3B, Mixtral 8x7B, gpt-oss-20b; 16 to 1024 tokens): those of `mma.sync` in
+/// proportion to the first one's, those of `wgmma` such that the fastest of all tiles is chosen.
+/// Tiles of 24, 40 and 80 rows are for experts that have about 16, 32 and 64 rows, of which random
+/// routing gives many a few more.
+const EXPERT_TILES: [(Tile, u32); 10] = [
     (tile(1, 2, 4), 75),
     (tile(1, 2, 6), 71),
     (tile(1, 2, 8), 69),
     (tile(1, 4, 2), 75),
     (tile(1, 4, 3), 67),
     (tile(1, 4, 4), 64),
+    (wgmma(2, 8, 1), 64),
+    (wgmma(3, 4, 2), 78),
+    (wgmma(5, 8, 1), 105),
+    (wgmma(10, 8, 1), 125),
 ];
-
-/// The least number of rows of experts of a tile of `wgmma`: fewer rows are gathered by the kernel
-/// that multiplies them.
-const LEAST_WGMMA_ROWS: usize = 64;
 
 /// Returns true if a tile can have the rows of experts in this order. A lane of a warp has a
 /// gathered row's token, and the copy engine copies rows in their order alone.
 pub(crate) fn takes_experts(tile: &Tile, rows: RowOrder) -> bool {
-    match tile.product {
-        Product::MmaSync => tile.rows() <= MAX_EXPERT_ROWS,
-        Product::Wgmma => {
-            rows == RowOrder::Sorted && !tile.is_clustered() && tile.rows() >= LEAST_WGMMA_ROWS
+    BLOCK_ROWS.contains(&tile.rows())
+        && match tile.product {
+            Product::MmaSync => tile.rows() <= MAX_EXPERT_ROWS,
+            Product::Wgmma => rows == RowOrder::Sorted && !tile.is_clustered(),
+            _ => false,
         }
-        _ => false,
-    }
 }
 
 /// Returns a tile whose K is split among the `cluster` blocks of a cluster.

@@ -40,13 +40,14 @@ impl Config {
     /// producers gives its registers to the other warpgroups.
     pub fn has_producer(&self) -> bool {
         self.tile.is_wgmma()
-            && (self.tile.batch_tiles * self.tile.warps() <= 32 || self.moves_registers())
+            && (self.tile.batch_tiles * self.tile.warps() <= 32 || self.tile.sub_tiles() < 4)
     }
 
     /// Returns true if a whole warpgroup is the producer. Only one of its warps copies. The
-    /// warpgroup's registers go to the two warpgroups that multiply (`setmaxnreg`).
+    /// warpgroup's registers go to the two warpgroups that multiply (`setmaxnreg`). With
+    /// 80 rows, the sums of these fit in their own.
     pub fn moves_registers(&self) -> bool {
-        self.tile.is_wgmma() && self.tile.batch_tiles > 8
+        self.tile.is_wgmma() && self.tile.batch_tiles > 10
     }
 
     /// Returns true if the epilogue is a SwiGLU: half of a tile's columns are gates, the other half
@@ -59,6 +60,24 @@ impl Config {
     /// along N, half of them gates and half ups.
     pub const fn takes_epilogue(&self) -> bool {
         !self.is_gated() || self.tile.chunks_n().is_multiple_of(2)
+    }
+
+    /// Returns the number of which N must be a multiple. With SwiGLU, gates fill one half of each
+    /// tile and the corresponding ups the other half; with experts, the last tile of `wgmma` may
+    /// have fewer.
+    pub(crate) const fn column_multiple(&self) -> usize {
+        if !self.is_gated() {
+            1
+        } else if self.has_partial_gates() {
+            2 * CHUNK_N
+        } else {
+            self.tile.columns()
+        }
+    }
+
+    /// Returns true if the last tile along N may have fewer gates and ups than the others.
+    pub(crate) const fn has_partial_gates(&self) -> bool {
+        self.is_gated() && self.tile.is_wgmma() && self.rows.has_experts()
     }
 
     /// Returns the number of output columns of the tile.

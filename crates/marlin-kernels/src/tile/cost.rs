@@ -49,6 +49,7 @@ pub fn launches(problem: &QuantProblem, card: &Card) -> Vec<Launch> {
     }
     let tiles = format(problem)
         .configs(card.capability, card.shared_limit)
+        .filter(|config| problem.n().is_multiple_of(config.column_multiple()))
         .map(|config| config.tile);
     let launch = |tile: Tile| {
         Some(Launch {
@@ -57,7 +58,6 @@ pub fn launches(problem: &QuantProblem, card: &Card) -> Vec<Launch> {
         })
     };
     tiles
-        .filter(|tile| problem.divides_into(tile.columns()))
         .filter(|tile| !tile.is_fp8() || takes_fp8(problem))
         .filter_map(launch)
         .collect()

@@ -104,5 +104,5 @@ pub use cost::{Launch, launches, plan};
 pub(crate) use exchange::MAX_BLOCKS;
 #[cfg(feature = "cubecl-runtime")]
 pub use operands::row_length;
-pub use rows::RowOrder;
+pub use rows::{BLOCK_ROWS, RowOrder};
 pub use shape::{Product, Tile};

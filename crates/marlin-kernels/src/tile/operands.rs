@@ -50,7 +50,7 @@ pub(crate) fn expect_epilogue(
     launch: &Launch,
     config: &Config,
 ) -> Result<(), KernelError> {
-    if problem.divides_into(launch.tile.columns()) && config.takes_epilogue() {
+    if problem.n().is_multiple_of(config.column_multiple()) && config.takes_epilogue() {
         return Ok(());
     }
     Err(KernelError::Epilogue {

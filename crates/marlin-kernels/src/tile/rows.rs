@@ -31,7 +31,12 @@ impl RowOrder {
     }
 }
 
-/// The maximum number of rows of a tile with experts: each lane of a warp has one row's token.
+/// The numbers of rows of a tile with experts, and of a block of a
+/// [`Routing`](crate::experts::Routing).
+pub const BLOCK_ROWS: [usize; 7] = [8, 16, 24, 32, 40, 80, 128];
+
+/// The maximum number of rows of a tile that gathers its rows: each lane of a warp has one row's
+/// token.
 pub(crate) const MAX_EXPERT_ROWS: usize = 32;
 
 /// A block of rows of activations: the rows of a tile.

@@ -32,7 +32,7 @@ pub(super) fn spills(config: &Config, capability: u32) -> bool {
     // The expert of a tile's rows is one register more than there is.
     if config.rows == RowOrder::Sorted
         && product == Product::Wgmma
-        && (tile == (8, 4, 1) || tile == (16, 8, 1) && config.is_gated())
+        && (tile == (2, 4, 3) || tile == (16, 8, 1) && config.is_gated())
     {
         return true;
     }

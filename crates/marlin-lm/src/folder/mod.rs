@@ -250,11 +250,13 @@ fn check_memory(
     let bytes = |name: &str| {
         let info = checkpoint.info(name)?;
         let elements: usize = info.shape.iter().product();
-        Some(elements.saturating_mul(if is_float(info.dtype) {
-            size
-        } else {
-            info.dtype.bitsize().div_ceil(8)
-        }))
+        Some(
+            elements.saturating_mul(if is_float(info.dtype) || is_scale(name) {
+                size
+            } else {
+                info.dtype.bitsize().div_ceil(8)
+            }),
+        )
     };
     let sizes = || {
         checkpoint
@@ -276,6 +278,14 @@ fn check_memory(
         }),
         _ => Ok(()),
     }
+}
+
+/// Returns true if a tensor holds scales, which on a device have the dtype of the activations
+/// whatever the file has.
+fn is_scale(name: &str) -> bool {
+    [".scales", "_scale", "_scales"]
+        .iter()
+        .any(|end| name.ends_with(end))
 }
 
 /// Returns the size of the largest weight of all experts of a block: that of gates and ups, or that
@@ -320,7 +330,26 @@ fn has_own_head(checkpoint: &Checkpoint) -> Result<bool, ModelError> {
 
 #[cfg(test)]
 mod tests {
-    use super::largest_experts;
+    use super::{is_scale, largest_experts};
+
+    #[test]
+    fn scales_of_every_format_are_known_by_name() {
+        let experts = "model.layers.0.mlp.experts";
+        for name in [
+            "model.layers.0.mlp.up_proj.scales".to_owned(),
+            "model.layers.0.mlp.up_proj.weight_scale".to_owned(),
+            format!("{experts}.gate_up_proj_scales"),
+        ] {
+            assert!(is_scale(&name), "{name}");
+        }
+        for end in [
+            "gate_up_proj_blocks",
+            "0.up_proj.weight_packed",
+            "0.up_proj.qzeros",
+        ] {
+            assert!(!is_scale(&format!("{experts}.{end}")), "{end}");
+        }
+    }
 
     #[test]
     fn the_largest_experts_are_those_of_one_matmul_of_one_block() {

@@ -99,7 +99,7 @@ pub(super) fn calibrate(
     let mut walk = CalibrationWalk {
         config,
         plans,
-        plans_by_name: plans.iter().map(|plan| (plan.source(), plan)).collect(),
+        plans_by_name: plans.iter().map(|plan| (plan.layer(), plan)).collect(),
         quantizer: &*quantizer,
         awq: options.method.awq(),
         route_all: calibration.route_all,

@@ -70,9 +70,10 @@ impl<'a> FolderRun<'a> {
         if quantization_field(&config).is_some() && !is_float() {
             return Err(ModelError::AlreadyQuantized { path: config_path });
         }
-        // Other readers require a float head in the config.
+        // Other readers require the float layers in the config: head and routers.
         let head = options.head.is_none().then(|| HEAD.to_string());
-        let ignore = head.into_iter().chain(options.exclude.clone()).collect();
+        let float = head.into_iter().chain(routers(&model));
+        let ignore = float.chain(options.exclude.clone()).collect();
         let invalid = |error| invalid(target, error);
         let quantization = QuantizationConfig::new(*spec, ignore).map_err(invalid)?;
         let overrides =
@@ -163,7 +164,7 @@ impl<'a> FolderRun<'a> {
         let head_quantizer = self.options.method.head_quantizer();
         for plan in plans {
             if !plan.is_copied_too {
-                report.source_bytes += plan.bytes().len();
+                report.source_bytes += plan.size_bytes();
             }
             let is_quantized = matches!(plan.target, Target::Quantize(_));
             let is_new = match &plan.target {
@@ -172,8 +173,11 @@ impl<'a> FolderRun<'a> {
                         Some(blocks) => blocks.tensor(name)?,
                         None => None,
                     };
-                    report.target_bytes += plan.bytes().len();
-                    writer.write_tensor(name, scaled.as_deref().unwrap_or(plan.bytes()))?;
+                    report.target_bytes += plan.size_bytes();
+                    match scaled {
+                        Some(scaled) => writer.write_tensor(name, &scaled)?,
+                        None => writer.write_tensor(name, &plan.bytes()?)?,
+                    }
                     true
                 }
                 Target::Quantize(layer) => {
@@ -348,4 +352,17 @@ fn of_layers(
         config = config.with_layers(spec, false, layers);
     }
     Ok(config)
+}
+
+/// Returns the names of the routers of a model, and of the gates of its shared experts.
+fn routers(model: &ModelConfig) -> impl Iterator<Item = String> {
+    (0..model.num_hidden_layers).flat_map(|block| {
+        let shape = model.block(block);
+        let block = format!("model.layers.{block}");
+        let layers = shape.experts().map(|experts| {
+            let router = experts.router_of(&block);
+            std::iter::once(router.name).chain(experts.shared_gate_of(&block).map(|gate| gate.name))
+        });
+        layers.into_iter().flatten().collect::<Vec<_>>()
+    })
 }

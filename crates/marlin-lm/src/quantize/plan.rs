@@ -1,9 +1,10 @@
 //! The tensors of a folder that is to be quantised.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use marlin_format::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointWriter, TensorSpec, TensorView,
+    Checkpoint, CheckpointError, CheckpointWriter, TensorSpec, TensorView, stacked,
 };
 use marlin_format::{PlainWeight, QuantSpec, WeightDescriptor, WeightFormat, memory_short_of};
 use rayon::prelude::*;
@@ -11,18 +12,26 @@ use rayon::prelude::*;
 use super::overrides::Overrides;
 use super::{EMBEDDING, FileFormat, HEAD, QuantizeOptions};
 use crate::ModelError;
+use crate::architectures::{LayerShape, StackPart, StackShape};
 use crate::config::ModelConfig;
 
-/// The plan for a tensor of the source, or for some of its rows.
+/// The plan for a tensor of the source, or for a part of it.
 pub(super) struct Plan<'a> {
     pub(super) view: TensorView<'a>,
-    /// The rows of the tensor: all, or the rows of one of several layers of the target.
-    rows: Range<usize>,
+    part: Part,
     pub(super) target: Target,
     /// The spec of a quantised layer.
     pub(super) spec: QuantSpec,
     /// True if another plan copies the tensor: the embedding, whose values the head has, too.
     pub(super) is_copied_too: bool,
+}
+
+/// The part of a tensor that a plan is for.
+enum Part {
+    /// Rows of the tensor: all, or the rows of one of several layers of the target.
+    Rows(Range<usize>),
+    /// A layer of one expert in a stack, or its bias, which has the K 1.
+    OfExpert { k: usize, stack: StackPart },
 }
 
 /// The tensors to write for a plan.
@@ -63,12 +72,6 @@ pub(super) fn plan<'a>(
                 path: view.path().into(),
             });
         }
-        if name.ends_with(".experts.down_proj") {
-            return Err(ModelError::StackedExperts {
-                path: view.path().into(),
-                tensor: name.into(),
-            });
-        }
         let layer = name.strip_suffix(".weight");
         if let (Some(spec), &[n, k]) = (head, view.shape())
             && layer == Some(head_source)
@@ -79,22 +82,40 @@ pub(super) fn plan<'a>(
                 continue;
             }
         }
+        let mut parts: Vec<(String, [usize; 2], Part)> = Vec::new();
         let targets = layer.and_then(|layer| Some((layer, targets_of(config, layer, format)?)));
-        let (Some((source, layers)), &[n, k]) = (targets, view.shape()) else {
+        if let (Some((_, layers)), &[n, k]) = (&targets, view.shape()) {
+            let n = n / layers.len();
+            for (index, layer) in layers.iter().enumerate() {
+                let rows = Part::Rows(index * n..(index + 1) * n);
+                parts.push((layer.clone(), [k, n], rows));
+            }
+        } else if let Some(stack) = stack_of(config, name) {
+            for (layer, part) in stack.layers {
+                let [k, n] = layer.dims;
+                if stack.is_bias {
+                    let part = Part::OfExpert { k: 1, stack: part };
+                    plans.push(Plan::copy(
+                        view,
+                        part,
+                        format!("{}.bias", layer.name),
+                        *spec,
+                    ));
+                } else {
+                    parts.push((layer.name, [k, n], Part::OfExpert { k, stack: part }));
+                }
+            }
+            if stack.is_bias {
+                continue;
+            }
+        } else {
             overrides.stays(layer.unwrap_or(name));
-            plans.push(Plan {
-                view,
-                rows: 0..view.shape().first().copied().unwrap_or(1),
-                target: Target::Copy(name.into()),
-                spec: *spec,
-                is_copied_too: false,
-            });
+            let rows = Part::Rows(0..view.shape().first().copied().unwrap_or(1));
+            plans.push(Plan::copy(view, rows, name.into(), *spec));
             continue;
-        };
-        let n = n / layers.len();
-        for (index, layer) in layers.into_iter().enumerate() {
-            let rows = index * n..(index + 1) * n;
-            let chosen = overrides.spec_of([source, &layer]);
+        }
+        for (layer, [k, n], part) in parts {
+            let chosen = overrides.spec_of([layer_of(name), &layer]);
             if let Some(reason) = format.refusal(k, chosen, spec, act_order) {
                 match refusals.iter_mut().find(|(known, ..)| *known == reason) {
                     Some((.., layers)) => *layers += 1,
@@ -105,22 +126,16 @@ pub(super) fn plan<'a>(
                 let weight_format = WeightFormat::dense(spec)
                     .with_sparsity(sparsity)
                     .with_permutation(act_order);
-                check(&view, &layer, weight_format, [k, n], options)?;
+                check(&layer, weight_format, [k, n], options)?;
                 plans.push(Plan {
                     view,
-                    rows,
+                    part,
                     target: Target::Quantize(layer),
                     spec,
                     is_copied_too: false,
                 });
             } else {
-                plans.push(Plan {
-                    view,
-                    rows,
-                    target: Target::Copy(format!("{layer}.weight")),
-                    spec: *spec,
-                    is_copied_too: false,
-                });
+                plans.push(Plan::copy(view, part, format!("{layer}.weight"), *spec));
                 excluded.push(layer);
             }
         }
@@ -145,10 +160,10 @@ fn head_plan<'a>(
     if options.format == FileFormat::Marlin24 {
         return Err(ModelError::DenseHead);
     }
-    check(&view, HEAD, WeightFormat::dense(spec), [k, n], options)?;
+    check(HEAD, WeightFormat::dense(spec), [k, n], options)?;
     Ok(Plan {
         view,
-        rows: 0..n,
+        part: Part::Rows(0..n),
         target: Target::Quantize(HEAD.into()),
         spec,
         is_copied_too,
@@ -158,7 +173,6 @@ fn head_plan<'a>(
 /// Checks that a layer [K, N] can be quantised and written in the target's format, and that the
 /// host has the memory.
 fn check(
-    view: &TensorView<'_>,
     layer: &str,
     weight_format: WeightFormat,
     [k, n]: [usize; 2],
@@ -170,8 +184,7 @@ fn check(
         source,
     })?;
     // The values in f32, as read and transposed, and the quantised values.
-    let values = view.shape().iter().product::<usize>();
-    let needed = values.saturating_mul(4 + 4 + 1);
+    let needed = k.saturating_mul(n).saturating_mul(4 + 4 + 1);
     if let Some(available) = memory_short_of(needed) {
         return Err(CheckpointError::LayerTooLarge {
             layer: layer.into(),
@@ -206,54 +219,139 @@ fn targets_of(config: &ModelConfig, layer: &str, format: FileFormat) -> Option<V
     Some(format.names(layer, projection))
 }
 
+/// The layers of experts that a tensor holds, or their biases.
+struct Stack {
+    layers: Vec<(LayerShape, StackPart)>,
+    is_bias: bool,
+}
+
+/// Returns the layers that a tensor with this name holds for all experts of a block; `None` if it
+/// is no such tensor.
+fn stack_of(config: &ModelConfig, name: &str) -> Option<Stack> {
+    let (stack, is_bias) = match name.strip_suffix("_bias") {
+        Some(stack) => (stack, true),
+        None => (name, false),
+    };
+    if !StackShape::NAMES.iter().any(|end| stack.ends_with(end)) {
+        return None;
+    }
+    let (block, _) = stack.strip_prefix("model.layers.")?.split_once('.')?;
+    let number = block.parse::<usize>().ok();
+    let number = number.filter(|&number| number < config.num_hidden_layers)?;
+    let (shape, block) = (config.block(number), format!("model.layers.{block}"));
+    let experts = shape.experts()?.experts_of(&block);
+    let layers = experts.flat_map(|expert| expert.gate_up.into_iter().chain([expert.down]));
+    let layers: Vec<(LayerShape, StackPart)> = layers
+        .filter_map(|layer| Some((layer.clone(), layer.stack?)))
+        .filter(|(_, part)| part.name == stack)
+        .collect();
+    (!layers.is_empty()).then_some(Stack { layers, is_bias })
+}
+
+/// Returns the layer's name in the source, or the tensor's name if the tensor is not a weight.
+fn layer_of(tensor: &str) -> &str {
+    tensor.strip_suffix(".weight").unwrap_or(tensor)
+}
+
+impl<'a> Plan<'a> {
+    /// Plans the copy of a part of a tensor to the tensor `name`. `spec` is not used.
+    fn copy(view: TensorView<'a>, part: Part, name: String, spec: QuantSpec) -> Self {
+        Self {
+            view,
+            part,
+            target: Target::Copy(name),
+            spec,
+            is_copied_too: false,
+        }
+    }
+}
+
 impl Plan<'_> {
     /// Returns the layer's name in the source, or the tensor's name if the tensor is not a weight.
     pub(super) fn source(&self) -> &str {
-        self.view
-            .name()
-            .strip_suffix(".weight")
-            .unwrap_or(self.view.name())
+        layer_of(self.view.name())
+    }
+
+    /// Returns the layer's name in the target, or the tensor's name if the tensor is not a weight.
+    pub(super) fn layer(&self) -> &str {
+        match &self.target {
+            Target::Quantize(layer) => layer,
+            Target::Copy(name) => layer_of(name),
+        }
     }
 
     /// Returns the number of input features of a layer.
     pub(super) fn k(&self) -> usize {
-        self.view.shape().last().copied().unwrap_or(1)
+        match self.part {
+            Part::Rows(_) => self.view.shape().last().copied().unwrap_or(1),
+            Part::OfExpert { k, .. } => k,
+        }
     }
 
     /// Returns the number of output features of a layer.
     pub(super) fn n(&self) -> usize {
-        self.rows.len()
+        match &self.part {
+            Part::Rows(rows) => rows.len(),
+            Part::OfExpert { stack, .. } => stack.rows.count,
+        }
     }
 
     /// Returns the specs of the tensors to write.
     pub(super) fn specs(&self, format: FileFormat) -> Vec<TensorSpec> {
         match &self.target {
             Target::Copy(name) => {
-                let mut shape = self.view.shape().to_vec();
-                if let Some(rows) = shape.first_mut() {
-                    *rows = self.rows.len();
-                }
+                let shape = match &self.part {
+                    Part::Rows(rows) => {
+                        let mut shape = self.view.shape().to_vec();
+                        if let Some(count) = shape.first_mut() {
+                            *count = rows.len();
+                        }
+                        shape
+                    }
+                    Part::OfExpert { .. } if self.view.shape().len() == 2 => vec![self.n()],
+                    Part::OfExpert { k, .. } => vec![self.n(), *k],
+                };
                 vec![TensorSpec::new(name, self.view.dtype(), shape)]
             }
             Target::Quantize(layer) => format.tensor_specs(layer, self.k(), self.n(), &self.spec),
         }
     }
 
-    /// Returns the bytes of the rows.
-    pub(super) fn bytes(&self) -> &[u8] {
-        let row_bytes =
-            self.view.bytes().len() / self.view.shape().first().map_or(1, |&rows| rows.max(1));
-        &self.view.bytes()[self.rows.start * row_bytes..self.rows.end * row_bytes]
+    /// Returns the size of the part in bytes.
+    pub(super) fn size_bytes(&self) -> usize {
+        let elements = self.view.shape().iter().product::<usize>().max(1);
+        let part = match &self.part {
+            Part::Rows(rows) => {
+                let count = self.view.shape().first().map_or(1, |&rows| rows.max(1));
+                elements / count * rows.len()
+            }
+            Part::OfExpert { k, stack } => k * stack.rows.count,
+        };
+        self.view.bytes().len() / elements * part
+    }
+
+    /// Returns the bytes of the part, [N, K].
+    pub(super) fn bytes(&self) -> Result<Cow<'_, [u8]>, ModelError> {
+        Ok(match &self.part {
+            Part::Rows(rows) => {
+                let count = self.view.shape().first().map_or(1, |&rows| rows.max(1));
+                let row_bytes = self.view.bytes().len() / count;
+                Cow::Borrowed(&self.view.bytes()[rows.start * row_bytes..rows.end * row_bytes])
+            }
+            Part::OfExpert { k, stack } => {
+                let [experts, rows] = stack.dims;
+                let has_k_first = stack.shape.has_k_first && self.view.shape().len() == 3;
+                let dims = [experts, rows, *k];
+                stacked::float_rows(&self.view, dims, has_k_first, &stack.rows)?.into()
+            }
+        })
     }
 
     /// Returns the weight of a layer, [K, N] in f32.
     pub(super) fn weight(&self) -> Result<Vec<f32>, ModelError> {
-        let k = self.k();
-        Ok(transposed(
-            &self.view.to_f32()?[self.rows.start * k..self.rows.end * k],
-            self.n(),
-            k,
-        ))
+        let (k, n, bytes) = (self.k(), self.n(), self.bytes()?);
+        let values = self.view.with_bytes(&[n, k], &bytes).to_f32()?;
+        Ok(transposed(&values, n, k))
     }
 
     /// Writes the tensors of a layer. Returns their size in bytes, and the number of bits per

@@ -26,7 +26,7 @@ const BATCH_BYTES: usize = 1 << 28;
 pub(super) struct CalibrationWalk<'a> {
     pub(super) config: &'a ModelConfig,
     pub(super) plans: &'a [Plan<'a>],
-    /// The plans by the names of their layers in the source.
+    /// The plans by the names of their layers in the target.
     pub(super) plans_by_name: HashMap<&'a str, &'a Plan<'a>>,
     pub(super) quantizer: &'a dyn Quantizer,
     /// True if inputs are scaled before weights are quantised.

@@ -9,9 +9,10 @@ use serde_json::Value;
 
 use super::model::full;
 use super::support::*;
+use crate::tokens::token_tensor;
 use crate::{
-    Architecture, Engine, GenerationConfig, LanguageModel, ModelConfig, OpenOptions, RequestParams,
-    RopeScaling, StepOutput, StopReason,
+    Architecture, Engine, GenerationConfig, LanguageModel, Model, ModelConfig, OpenOptions,
+    RequestParams, RopeScaling, StepOutput, StopReason,
 };
 
 /// The largest relative error in f32, from the rounding of both implementations. A missing sliding
@@ -84,12 +85,17 @@ fn logits_are_those_of_transformers() {
             .iter()
             .map(|&bytes| f32::from_le_bytes(bytes).into())
             .collect();
-        let error = relative_error(&full(&model, &tokens, 1), &logits);
-        println!("{name}: relative error {error:.1e}");
-        assert!(
-            error < tolerance(entry["dequantized_in"].as_str()),
-            "{name}: {error}"
-        );
+        for (how, found) in [
+            ("all at once", full(&model, &tokens, 1)),
+            ("through the cache", through_cache(&model, &tokens)),
+        ] {
+            let error = relative_error(&found, &logits);
+            println!("{name}, {how}: relative error {error:.1e}");
+            assert!(
+                error < tolerance(entry["dequantized_in"].as_str()),
+                "{name}, {how}: {error}"
+            );
+        }
         architectures.push(model.config().architecture);
     }
     assert!(
@@ -98,6 +104,27 @@ fn logits_are_those_of_transformers() {
             .all(|architecture| architectures.contains(architecture)),
         "{architectures:?}"
     );
+}
+
+/// Returns the logits of all tokens, of which the model gets one or several at a time.
+fn through_cache(model: &Model, tokens: &[u32]) -> Vec<f32> {
+    let mut cache = model.new_cache(1);
+    let (mut logits, mut rest) = (Vec::new(), tokens);
+    for seq in [5, 1, 1, 3, 1, 70].into_iter().cycle() {
+        let (chunk, after) = rest.split_at(seq.min(rest.len()));
+        if chunk.is_empty() {
+            break;
+        }
+        let chunk = token_tensor(chunk, [1, chunk.len()], &model.device());
+        logits.extend(
+            model
+                .forward(chunk, &mut cache)
+                .try_into_vec_as::<f32>()
+                .unwrap(),
+        );
+        rest = after;
+    }
+    logits
 }
 
 /// Reads `generation.json` and opens its model.

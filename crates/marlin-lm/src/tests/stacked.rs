@@ -1,19 +1,21 @@
 //! Files that hold the experts of a block in tensors of three dimensions.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use burn::tensor::Device;
-use marlin_format::checkpoint::Dtype;
+use marlin_format::checkpoint::{Checkpoint, Dtype};
 use marlin_format::{GroupSize, QuantSpec};
 use marlin_testing::repository_file;
 use serde_json::json;
 
+use super::calibrate::{gptq, run};
 use super::model::{TOLERANCE, full};
 use super::support::*;
 use crate::architectures::StackShape;
 use crate::{
-    Architecture, LanguageModel, ModelConfig, ModelError, QuantizeOptions, check_folder,
+    Architecture, LanguageModel, Method, ModelConfig, ModelError, QuantizeOptions, check_folder,
     quantize_folder,
 };
 
@@ -153,26 +155,89 @@ fn blocks_that_do_not_fit_the_config_are_refused() {
     }
 }
 
+/// Quantises a folder to `target` in groups of 32.
+fn quantized(source: &Path, target: &Path, options: &QuantizeOptions) -> Result<(), ModelError> {
+    let spec = QuantSpec::int4(GroupSize::G32);
+    quantize_folder(
+        source,
+        target,
+        &spec,
+        options,
+        |_| ControlFlow::Continue(()),
+    )
+    .map(drop)
+}
+
+/// Returns the names and bytes of all tensors of a folder.
+fn tensors(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    let names = checkpoint.names();
+    names
+        .map(|name| (name.into(), checkpoint.tensor(name).unwrap().bytes().into()))
+        .collect()
+}
+
 #[test]
-fn stacked_and_packed_experts_are_not_quantised() {
-    let config = config_of(Architecture::GptOss, json!({}));
-    let weights = stacked(&config, &random_weights(&config, &mut rng()));
+fn quantised_stacks_are_those_of_single_matrices() {
+    let mut rng = rng();
+    for architecture in MIXTURES {
+        let config = config_of(architecture, json!({}));
+        let weights = random_weights(&config, &mut rng);
+        let ((_a, single), (_b, stack)) = (temporary(), temporary());
+        write_folder(&single, &config, &weights, Dtype::F32);
+        write_folder(&stack, &config, &stacked(&config, &weights), Dtype::F32);
+        let options = QuantizeOptions {
+            // Float experts are written one by one, too.
+            exclude: vec!["re:.*layers.0.*experts.*".into()],
+            ..QuantizeOptions::default()
+        };
+        let [expected, found] = [single, stack].map(|source| {
+            let (_parent, target) = temporary();
+            quantized(&source, &target, &options).unwrap();
+            let faults = check_folder(&target, &Device::flex(), &self::options(), |_, _, _| {});
+            assert!(faults.is_empty(), "{architecture}: {faults:?}");
+            tensors(&target)
+        });
+        assert!(expected == found, "{architecture}");
+    }
+}
+
+#[test]
+fn stacks_are_calibrated() {
+    let mut rng = rng();
+    let config = config_of(Architecture::GptOss, json!({ "num_hidden_layers": 1 }));
+    let weights = random_weights(&config, &mut rng);
     let ((_a, source), (_b, target)) = (temporary(), temporary());
-    write_folder(&source, &config, &weights, Dtype::F32);
-    let options = QuantizeOptions::default();
-    let quantized = |source: &Path| {
-        let spec = QuantSpec::int4(GroupSize::G32);
-        quantize_folder(source, &target, &spec, &options, |_| {
-            ControlFlow::Continue(())
-        })
-    };
-    let error = quantized(&source).unwrap_err();
-    assert!(
-        matches!(&error, ModelError::StackedExperts { tensor, .. } if tensor == "model.layers.0.mlp.experts.down_proj"),
-        "{error}"
-    );
+    write_folder(&source, &config, &stacked(&config, &weights), Dtype::F32);
+    let samples: Vec<Vec<u32>> = (0..4)
+        .map(|_| random_tokens(48, config.vocab_size, &mut rng))
+        .collect();
+    let mut options = gptq(&samples);
+    if let Method::Gptq { calibration, .. } = &mut options.method {
+        calibration.route_all = true;
+    }
+    let report = run(&source, &target, &options).unwrap();
+    let of_experts = report
+        .quantized
+        .iter()
+        .filter(|layer| layer.name.contains(".experts."));
+    let losses: Vec<_> = of_experts
+        .map(|layer| layer.loss.as_ref().unwrap())
+        .collect();
+    let experts = config.experts.as_ref().unwrap().count;
+    assert_eq!(losses.len(), 3 * experts);
+    for loss in losses {
+        assert_eq!((loss.tokens, loss.fell_back), (4 * 48, false), "{loss:?}");
+    }
+    let faults = check_folder(&target, &Device::flex(), &self::options(), |_, _, _| {});
+    assert!(faults.is_empty(), "{faults:?}");
+}
+
+#[test]
+fn packed_experts_are_not_quantised() {
     let packed = repository_file("tests/golden/moe-gpt-oss-mxfp4");
-    let error = quantized(&packed).unwrap_err();
+    let (_parent, target) = temporary();
+    let error = quantized(&packed, &target, &QuantizeOptions::default()).unwrap_err();
     assert!(
         matches!(error, ModelError::AlreadyQuantized { .. }),
         "{error}"

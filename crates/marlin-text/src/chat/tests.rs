@@ -34,7 +34,7 @@ fn published_templates_render_as_transformers_renders_them() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/chat_templates.json");
     let golden: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let cases = golden["cases"].as_array().unwrap();
-    assert!(cases.len() > 40, "{}", cases.len());
+    assert!(cases.len() > 70, "{}", cases.len());
     for case in cases {
         let name = case["name"].as_str().unwrap();
         let config = json!({
@@ -43,17 +43,13 @@ fn published_templates_render_as_transformers_renders_them() {
         let template = open(&[("tokenizer_config.json", config.to_string())])
             .unwrap()
             .unwrap();
-        let text = |value: &Json| value.as_str().unwrap().to_string();
-        let messages: Vec<Message> = case["messages"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|message| Message {
-                role: text(&message["role"]),
-                content: text(&message["content"]),
-            })
-            .collect();
-        let rendered = template.render(&messages, case["add_generation_prompt"].as_bool().unwrap());
+        let messages = case["messages"].as_array().unwrap().clone();
+        let variables = case["variables"].as_object().cloned().unwrap_or_default();
+        let rendered = template.render_with(
+            messages.clone(),
+            variables,
+            case["add_generation_prompt"].as_bool().unwrap(),
+        );
         match case["expected"].as_str() {
             Some(expected) => assert_eq!(rendered.unwrap(), expected, "{name}: {messages:?}"),
             None => {

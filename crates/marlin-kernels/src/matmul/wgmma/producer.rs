@@ -88,10 +88,17 @@ impl Producer {
     fn enter(&mut self, source: &ProducerAddresses, sizes: &TileSizes, #[comptime] config: Config) {
         let (column, row_block) = tile_place(self.part.tile, sizes, config);
         self.chunk_n = weight_chunk(column, 0u32.runtime(), sizes, config);
-        self.chunks = min(
-            sizes.chunks_n - self.chunk_n,
-            comptime!(config.tile.chunks_n() as u32),
-        );
+        self.chunks = if comptime!(config.has_partial_gates()) {
+            2 * min(
+                sizes.chunks_n / 2 - self.chunk_n,
+                comptime!(config.tile.chunks_n() as u32 / 2),
+            )
+        } else {
+            min(
+                sizes.chunks_n - self.chunk_n,
+                comptime!(config.tile.chunks_n() as u32),
+            )
+        };
         if comptime!(config.rows.has_experts()) {
             let block = RowBlock::new(row_block, source.row_blocks, sizes, true, config);
             self.row = block.first;
@@ -286,17 +293,22 @@ impl Producer {
         let first = u64::cast_from(row * sizes.chunks_n + self.chunk_n);
         if comptime!(config.is_gated()) {
             let half = comptime!(config.tile.chunks_n() as u32 / 2 * bytes);
+            let copied = if comptime!(config.has_partial_gates()) {
+                self.chunks / 2 * bytes
+            } else {
+                half.runtime()
+            };
             let ups = first + u64::cast_from(sizes.chunks_n / 2);
             cp_async_bulk(
                 to,
                 start + first * comptime!(bytes as u64),
-                half.runtime(),
+                copied,
                 self.state.full,
             );
             cp_async_bulk(
                 to + half,
                 start + ups * comptime!(bytes as u64),
-                half.runtime(),
+                copied,
                 self.state.full,
             );
         } else {
