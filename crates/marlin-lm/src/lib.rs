@@ -49,8 +49,8 @@ mod tokens;
 
 pub use architectures::Architecture;
 pub use config::{
-    GenerationConfig, Llama3RopeScaling, LongRopeScaling, ModelConfig, ModelConfigError,
-    ModelSizes, RopeScaling, SlidingWindow, WindowLayers, YarnRopeScaling,
+    ExpertsConfig, GenerationConfig, Llama3RopeScaling, LongRopeScaling, ModelConfig,
+    ModelConfigError, ModelSizes, RopeScaling, SlidingWindow, WindowLayers, YarnRopeScaling,
 };
 pub use engine::{
     AllowedTokens, BatchEngine, BatchOutput, BatchStep, DecodeToken, Engine, MAX_SEQUENCES,

@@ -9,7 +9,7 @@
 //! The efficiency of a decode step is that of the measured model whose layers are nearest in size,
 //! in the same format with as many sequences: of the H200 for the H200, and of the H100 for all
 //! other cards, whose bandwidth is closer to it. That of a prompt is the one of Llama 2 7B on the
-//! H200.
+//! H200. The efficiencies of a mixture are those of Qwen3-30B-A3B, which was measured on the H200.
 
 use super::Format;
 use super::cards::{CardSpec, H100, H200};
@@ -33,10 +33,15 @@ const PASS_MILLISECONDS: f64 = 0.044;
 /// cache at 0.91 of the data sheet's rate, on average (`decode-llama-2-7b-h200.json`, int4).
 const CACHE_EFFICIENCY: f64 = 0.91;
 
-/// The models whose efficiencies decode steps of other models have. That of the shipped model says
-/// nothing of large ones: its steps are nearly all launches.
-pub(super) const REFERENCES: [Model; 3] =
-    [Model::Llama2Seven, Model::Llama3Eight, Model::Llama2Seventy];
+/// The models whose efficiencies decode steps of other models have: dense models those of dense
+/// ones, and mixtures those of mixtures. That of the shipped model says nothing of large ones: its
+/// steps are nearly all launches.
+pub(super) const REFERENCES: [Model; 4] = [
+    Model::Llama2Seven,
+    Model::Llama3Eight,
+    Model::Llama2Seventy,
+    Model::Qwen3Thirty,
+];
 
 /// Where a figure comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -161,7 +166,12 @@ pub(super) fn model_first_token(
     tokens: usize,
 ) -> Figure {
     let floor = prompt_floor(config, format, card, tokens);
-    Figure::modelled(config, floor, prompt_efficiency(format, tokens))
+    let reference = match config.experts {
+        Some(_) => Model::Qwen3Thirty,
+        None => Model::Llama2Seven,
+    };
+    let efficiency = prompt_efficiency(reference, format, tokens);
+    Figure::modelled(config, floor, efficiency)
 }
 
 /// Returns the floor of a decode step: the mean over [`NEW_TOKENS`] tokens.
@@ -255,6 +265,10 @@ impl Steps<'_> {
             _ if is_h200 && format == Format::Int4 => curve.at(self.sequences),
             None if is_h200 => self.efficiency(card, Format::Int4),
             None => {
+                // No mixture was measured on the H100.
+                if self.config.experts.is_some() {
+                    return self.efficiency(&H200, format);
+                }
                 let [over, under] = [card, &H200].map(|card| self.efficiency(card, Format::Int4));
                 self.efficiency(&H200, format).scaled(over, under)
             }
@@ -281,7 +295,9 @@ impl Steps<'_> {
             (weights / config.num_hidden_layers as f64).ln()
         };
         let distance = |model: Model| (layer(&model.config()) - layer(self.config)).abs();
-        let curves = self.references.iter().map(|&model| {
+        let is_alike =
+            |model: &&Model| model.config().experts.is_some() == self.config.experts.is_some();
+        let curves = self.references.iter().filter(is_alike).map(|&model| {
             let curve = curve(DECODE, card, model, format, |config, sequences| {
                 decode_floor(config, format, card, sequences, records::PROMPT_TOKENS)
             });
@@ -298,13 +314,13 @@ impl Steps<'_> {
 /// Returns the efficiency of a prompt. Prompts of more than 64 tokens were measured on the H200 in
 /// int4 alone, so this holds for all cards and all quantised formats; that of f16 is the one of 64
 /// tokens at any length.
-fn prompt_efficiency(format: Format, tokens: usize) -> Efficiency {
+fn prompt_efficiency(reference: Model, format: Format, tokens: usize) -> Efficiency {
     let format = match format {
-        Format::F16 => Format::F16,
+        Format::F16 if reference == Model::Llama2Seven => Format::F16,
         _ => Format::Int4,
     };
     let floor = |config: &ModelConfig, tokens| prompt_floor(config, format, &H200, tokens);
-    curve(PROMPTS, &H200, Model::Llama2Seven, format, floor).at(tokens)
+    curve(PROMPTS, &H200, reference, format, floor).at(tokens)
 }
 
 /// Efficiencies by the number of sequences or tokens, in ascending order.

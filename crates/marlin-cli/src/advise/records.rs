@@ -3,7 +3,7 @@
 use super::Format;
 use super::cards::{CardSpec, H100, H200};
 use burn::tensor::FloatDType;
-use marlin_lm::{Architecture, ModelConfig};
+use marlin_lm::{Architecture, ExpertsConfig, ModelConfig};
 
 /// The dtype of activations, output head and embedding in all records.
 pub const DTYPE: FloatDType = FloatDType::F16;
@@ -18,6 +18,8 @@ pub enum Model {
     Llama2Seven,
     Llama3Eight,
     Llama2Seventy,
+    /// Qwen3-30B-A3B, a mixture of 128 experts.
+    Qwen3Thirty,
     /// `examples/train-tiny-llama/model`.
     Shipped,
 }
@@ -88,6 +90,13 @@ pub const DECODE: &[Record] = &[
             (64, 24.671),
             (128, 36.301),
         ],
+    },
+    Record {
+        card: H200,
+        model: Model::Qwen3Thirty,
+        format: Format::Int4,
+        file: "decode-qwen3-30b-a3b-h200.json",
+        milliseconds: &[(1, 1.564), (4, 3.186), (16, 5.224), (64, 7.176)],
     },
     Record {
         card: H200,
@@ -265,6 +274,13 @@ pub const PROMPTS: &[Record] = &[
     },
     Record {
         card: H200,
+        model: Model::Qwen3Thirty,
+        format: Format::Int4,
+        file: "prompts-qwen3-30b-a3b-h200.json",
+        milliseconds: &[(64, 6.77), (1024, 21.34), (4000, 85.13)],
+    },
+    Record {
+        card: H200,
         model: Model::Llama2Seventy,
         format: Format::Int4,
         file: "prompts-llama-2-70b-h200.json",
@@ -329,10 +345,11 @@ pub const PROMPTS: &[Record] = &[
 ];
 
 impl Model {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 5] = [
         Self::Llama2Seven,
         Self::Llama3Eight,
         Self::Llama2Seventy,
+        Self::Qwen3Thirty,
         Self::Shipped,
     ];
 
@@ -347,6 +364,10 @@ impl Model {
                 config.num_hidden_layers,
                 config.vocab_size,
                 config.sliding_window,
+                config
+                    .experts
+                    .as_ref()
+                    .map(|experts| (experts.count, experts.top_k)),
             )
         };
         Self::ALL
@@ -360,18 +381,37 @@ impl Model {
             Self::Llama2Seven => (4096, 11008, 32, 32, 32, 32000),
             Self::Llama3Eight => (4096, 14336, 32, 32, 8, 128_256),
             Self::Llama2Seventy => (8192, 28672, 80, 64, 8, 32000),
+            Self::Qwen3Thirty => (2048, 6144, 48, 32, 4, 151_936),
             Self::Shipped => (256, 768, 5, 4, 2, 4096),
         };
+        let (architecture, experts) = match self {
+            Self::Qwen3Thirty => (
+                Architecture::Qwen3Moe,
+                Some(ExpertsConfig {
+                    count: 128,
+                    top_k: 8,
+                    intermediate_size: 768,
+                    shared_intermediate_size: None,
+                    normalises: true,
+                    sparse_step: 1,
+                    dense_layers: Vec::new(),
+                }),
+            ),
+            _ => (Architecture::Llama, None),
+        };
         ModelConfig {
-            architecture: Architecture::Llama,
+            architecture,
             vocab_size,
             hidden_size,
             intermediate_size,
-            experts: None,
+            experts,
             num_hidden_layers: layers,
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,
-            head_dim: hidden_size / heads,
+            head_dim: match self {
+                Self::Qwen3Thirty => 128,
+                _ => hidden_size / heads,
+            },
             rms_norm_eps: 1e-5,
             rope_theta: 1e4,
             rope_scaling: None,

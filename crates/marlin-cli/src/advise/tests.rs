@@ -17,6 +17,7 @@ fn model_name(model: Model) -> &'static str {
         Model::Llama2Seven => "llama-2-7b",
         Model::Llama3Eight => "llama-3-8b",
         Model::Llama2Seventy => "llama-2-70b",
+        Model::Qwen3Thirty => "qwen3-30b-a3b",
         Model::Shipped => "train-tiny-llama",
     }
 }
@@ -196,7 +197,11 @@ fn decode_error(record: &Record, sequences: usize, measured: f64) -> f64 {
 
 #[test]
 fn steps_that_are_modelled_from_other_models_are_near_the_measured_ones() {
-    for record in DECODE {
+    // There is one mixture alone.
+    let dense = DECODE
+        .iter()
+        .filter(|record| record.model.config().experts.is_none());
+    for record in dense {
         for &(sequences, measured) in record.milliseconds {
             let error = decode_error(record, sequences, measured);
             println!(
@@ -210,7 +215,7 @@ fn steps_that_are_modelled_from_other_models_are_near_the_measured_ones() {
                 (Model::Llama2Seven | Model::Llama3Eight, Format::Int4) => 0.15,
                 (Model::Llama2Seven | Model::Llama3Eight, _) => 0.35,
                 (Model::Llama2Seventy, _) => 0.46,
-                (Model::Shipped, _) => 0.3,
+                (Model::Shipped | Model::Qwen3Thirty, _) => 0.3,
             };
             assert!(error.abs() < limit, "{record:?}, {sequences}: {error}");
         }

@@ -39,9 +39,9 @@ pub(crate) fn finish<F: Float>(
 ) {
     let mut totals = Array::<f32>::new(comptime!(config.outputs()));
     let (column, number) = tile_place(part.tile, sizes, config);
-    let row_block = RowBlock::new(number, row_blocks, sizes, false, config);
-    let (first_row, rows) = (row_block.first, row_block.rows);
     if comptime!(config.tile.is_clustered()) {
+        let row_block = RowBlock::new(number, row_blocks, sizes, false, config);
+        let (first_row, rows) = (row_block.first, row_block.rows);
         let mut added = Array::<F4>::new(comptime!(
             config.batch_tiles_each() * config.tile.sub_tiles()
         ));
@@ -62,6 +62,8 @@ pub(crate) fn finish<F: Float>(
             config,
         );
     } else {
+        let row_block = RowBlock::new(number, row_blocks, sizes, false, config);
+        let rows = row_block.rows;
         add_along_k(sums, reduce, &mut totals, config);
         if part.end == sizes.depth {
             let mut other = CUBE_POS_X;
@@ -69,10 +71,16 @@ pub(crate) fn finish<F: Float>(
                 other -= 1;
                 exchange::add(&mut totals, other, workspace, rows, config);
             }
+            // With gates and ups of 128 rows, the sums leave no register for the block of rows.
+            let row_block = if comptime!(config.has_partial_gates() && config.moves_registers()) {
+                RowBlock::new(number, row_blocks, sizes, false, config)
+            } else {
+                row_block
+            };
             write::<F>(
                 &totals,
-                first_row,
-                rows,
+                row_block.first,
+                row_block.rows,
                 row_block.expert,
                 column,
                 scales,

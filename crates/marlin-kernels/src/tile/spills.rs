@@ -30,10 +30,7 @@ pub(super) fn spills(config: &Config, capability: u32) -> bool {
         return true;
     }
     // The expert of a tile's rows is one register more than there is.
-    if config.rows == RowOrder::Sorted
-        && product == Product::Wgmma
-        && (tile == (2, 4, 3) || tile == (16, 8, 1) && config.is_gated())
-    {
+    if config.rows == RowOrder::Sorted && product == Product::Wgmma && tile == (2, 4, 3) {
         return true;
     }
     // A lane keeps the token of a row, one register more than there is.
