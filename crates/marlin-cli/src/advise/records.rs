@@ -277,7 +277,7 @@ pub const PROMPTS: &[Record] = &[
         model: Model::Qwen3Thirty,
         format: Format::Int4,
         file: "prompts-qwen3-30b-a3b-h200.json",
-        milliseconds: &[(64, 6.77), (1024, 21.34), (4000, 85.13)],
+        milliseconds: &[(64, 6.149), (1024, 20.744), (4000, 84.285)],
     },
     Record {
         card: H200,
