@@ -31,12 +31,13 @@ pub(crate) const REDUCE_PADDING: usize = 4;
 ///
 /// A block computes a tile of `8 * batch_tiles` rows of activations by `64 * warps_n` columns, in
 /// steps of `64 * warps_k` stored rows of K. Warp `w` multiplies 64 columns, the run with the index
-/// `w % warps_n`, and 64 stored rows of each step, the run with the index `w / warps_n`. With 128
-/// rows of activations, a warp has registers for the sums of only 32 columns, half a chunk, and
-/// with 256 for those of 16: see [`sub_tiles`](Self::sub_tiles).
+/// `w % warps_n`, and 64 stored rows of each step, the run with the index `w / warps_n`. With more
+/// than 64 rows of activations, a warp has registers for the sums of only 32 columns, half a chunk,
+/// and with more than 128 for those of 16: see [`sub_tiles`](Self::sub_tiles).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tile {
-    /// The number of n8 tiles, each of eight rows of activations: 1, or an even number.
+    /// The number of n8 tiles, each of eight rows of activations: 1 or an even number, and any with
+    /// `wgmma`.
     pub batch_tiles: usize,
     /// The number of warps side by side along N.
     pub warps_n: usize,
@@ -119,7 +120,7 @@ impl Tile {
     }
 
     /// Returns the number of sub-tiles of 16 columns that a warp multiplies: the four of a chunk,
-    /// two with 128 rows of activations, or one with 256.
+    /// two with more than 64 rows of activations, or one with more than 128.
     pub const fn sub_tiles(&self) -> usize {
         match self.batch_tiles {
             0..=8 => 4,
