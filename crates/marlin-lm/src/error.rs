@@ -298,6 +298,16 @@ pub enum ModelError {
         /// The number of positions that the model supports.
         limit: usize,
     },
+    /// A layer of an expert that is in a stack of all experts, and by itself.
+    #[error("{} has `{layer}` twice: by itself and in `{stack}`; leave out one of them", dir.display())]
+    ExpertTwice {
+        /// The folder.
+        dir: PathBuf,
+        /// The name of the layer.
+        layer: String,
+        /// The name of the stack.
+        stack: String,
+    },
     /// A folder that is already quantised.
     #[error("{} is quantised already; quantise the float model it was made from", path.display())]
     AlreadyQuantized {

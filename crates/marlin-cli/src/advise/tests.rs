@@ -320,6 +320,31 @@ fn measured_figures_are_of_the_measured_case_alone() {
 }
 
 #[test]
+fn mixtures_are_modelled_from_the_measured_mixture() {
+    let measured = Model::Qwen3Thirty.config();
+    let step = |config, card, format| cost::decode(config, format, card, 16, PROMPT_TOKENS);
+    assert_eq!(step(&measured, &H200, Format::Int4).basis, Basis::Measured);
+    let mut other = measured.clone();
+    other.num_hidden_layers /= 2;
+    for (config, card, format) in [
+        (&other, &H200, Format::Int4),
+        (&other, &H200, Format::F16),
+        (&measured, &H100, Format::Int4),
+        (&measured, &H100, Format::Nvfp4),
+    ] {
+        let step = step(config, card, format);
+        assert_eq!(step.basis, Basis::Modelled, "{card:?}, {format:?}");
+        assert_eq!(step.records, ["decode-qwen3-30b-a3b-h200.json"]);
+        let first = cost::first_token(config, format, card, 1024);
+        assert_eq!(first.records, ["prompts-qwen3-30b-a3b-h200.json"]);
+        assert!(first.floor_milliseconds < first.milliseconds);
+    }
+    // A dense model is not modelled from a mixture.
+    let dense = step(&Model::Llama3Eight.config(), &H100, Format::F16);
+    assert!(!dense.records.iter().any(|file| file.contains("qwen3")));
+}
+
+#[test]
 fn a_window_shortens_attention() {
     let full = Model::Llama3Eight.config();
     let mut windowed = full.clone();

@@ -111,6 +111,17 @@ impl<'a> LayerReader<'a> {
 
     /// Reads a layer of an expert from the stack of its block.
     fn part_of_stack(&self, layer: &LayerShape, part: &StackPart) -> Result<HostLayer, ModelError> {
+        let has_own = ["weight", "weight_packed", "qweight"].iter().any(|tensor| {
+            self.checkpoint
+                .contains(&format!("{}.{tensor}", layer.name))
+        });
+        if has_own {
+            return Err(ModelError::ExpertTwice {
+                dir: self.checkpoint.dir().into(),
+                layer: layer.name.clone(),
+                stack: part.name.clone(),
+            });
+        }
         if !stacked::contains(self.checkpoint, &part.name) {
             return Ok(HostLayer::Float);
         }

@@ -155,6 +155,38 @@ fn blocks_that_do_not_fit_the_config_are_refused() {
     }
 }
 
+#[test]
+fn an_expert_in_a_stack_and_by_itself_is_named() {
+    for architecture in MIXTURES {
+        let config = config_of(architecture, json!({}));
+        let weights = random_weights(&config, &mut rng());
+        let layer = (0..config.num_hidden_layers)
+            .find(|&layer| config.block(layer).experts().is_some())
+            .unwrap();
+        let block = config.block(layer);
+        let shape = block.experts().unwrap();
+        let expert = shape
+            .experts_of(&format!("model.layers.{layer}"))
+            .nth(2)
+            .unwrap();
+        let name = expert.down.name;
+        let mut both = stacked(&config, &weights);
+        let weight = format!("{name}.weight");
+        both.insert(weight.clone(), weights[&weight].clone());
+        let (_parent, dir) = temporary();
+        write_folder(&dir, &config, &both, Dtype::F32);
+        let error = LanguageModel::open(&dir, &Device::flex(), &options()).unwrap_err();
+        let faults = check_folder(&dir, &Device::flex(), &options(), |_, _, _| {});
+        for error in faults.iter().chain([&error]) {
+            assert!(
+                matches!(error, ModelError::ExpertTwice { layer, .. } if *layer == name),
+                "{architecture}: {error}"
+            );
+        }
+        assert_eq!(faults.len(), 1, "{architecture}: {faults:?}");
+    }
+}
+
 /// Quantises a folder to `target` in groups of 32.
 fn quantized(source: &Path, target: &Path, options: &QuantizeOptions) -> Result<(), ModelError> {
     let spec = QuantSpec::int4(GroupSize::G32);
