@@ -41,7 +41,7 @@ fn inspect_kernels_and_advise_say_how_many_experts_are_active() {
         assert_eq!(found.count(), 2, "{expected:?} in {json}");
     }
 
-    let advise = args!["advise", &folder.source, "--card", "h200"];
+    let advise = args!["advise", &folder.source, "--card", "h200", "--prompt", "8"];
     let printed = succeed(&advise);
     assert!(printed.contains(EXPERTS), "{printed}");
     let json = succeed_json(&[&advise[..], &args!["--json"]].concat());
