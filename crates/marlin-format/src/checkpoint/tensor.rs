@@ -64,8 +64,8 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// Returns a tensor of another shape and other bytes, with the name, file and dtype of this one:
-    /// a part of it that is not contiguous.
+    /// Returns a tensor of another shape and other bytes, with the name, file and dtype of this
+    /// one: a part of it that is not contiguous.
     pub fn with_bytes<'b>(&'b self, shape: &'b [usize], bytes: &'b [u8]) -> TensorView<'b> {
         TensorView {
             shape,

@@ -340,8 +340,7 @@ impl Plan<'_> {
             }
             Part::OfExpert { k, stack } => {
                 let [experts, rows] = stack.dims;
-                let has_k_first = stack.shape.has_k_first && self.view.shape().len() == 3;
-                let dims = [experts, rows, *k];
+                let (dims, has_k_first) = ([experts, rows, *k], stack.shape.has_k_first);
                 stacked::float_rows(&self.view, dims, has_k_first, &stack.rows)?.into()
             }
         })

@@ -32,7 +32,8 @@ impl FloatGemvConfig {
 }
 
 /// Computes columns, each by a warp. The buffers are those of
-/// [`FloatOperands`](crate::matmul::float::FloatOperands), read as vectors of four words, eight values.
+/// [`FloatOperands`](crate::matmul::float::FloatOperands), read as vectors of four words, eight
+/// values.
 ///
 /// A lane has vectors `lane + 32 i` of its warp's column. As soon as it has multiplied one, it
 /// loads the vector that takes its register next, of the same column or of the warp's next one. The

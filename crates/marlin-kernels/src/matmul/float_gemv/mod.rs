@@ -76,7 +76,8 @@ pub struct FloatNorm {
     pub epsilon: f32,
 }
 
-/// Launches the kernel, with a norm if the product has the normalised activations. Sums are accumulated in f32 and rounded once, with the bias.
+/// Launches the kernel, with a norm if the product has the normalised activations. Sums are
+/// accumulated in f32 and rounded once, with the bias.
 ///
 /// # Errors
 /// Returns an error for a problem that the kernel does not [support](supports), and for a buffer of

@@ -76,8 +76,9 @@ impl LmHeadConfig {
     }
 }
 
-/// Computes the lm_head. The buffers are those of [`FloatOperands`](crate::matmul::float::FloatOperands); `x`
-/// and `weight` are read as vectors of four words, eight values.
+/// Computes the lm_head. The buffers are those of
+/// [`FloatOperands`](crate::matmul::float::FloatOperands); `x` and `weight` are read as vectors of
+/// four words, eight values.
 #[cfg(feature = "cubecl-runtime")]
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn head<F: Float>(

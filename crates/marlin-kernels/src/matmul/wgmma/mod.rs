@@ -15,9 +15,9 @@
 //! in TFLOP/s: 514 in tiles of 64 rows, 597 in tiles of 128, 746 with the producer's registers
 //! given to the consumers, and with waves.
 //!
-//! Rows of experts have tiles of 16, 24, 40, 80 and 128 rows. Most experts then have one tile along
-//! M although random routing gives some of them more rows than the mean. Of gates and ups, the last
-//! tile along N may have fewer than the others (gpt-oss's 2880).
+//! Rows of experts have tiles of [`BLOCK_ROWS`](crate::tile::BLOCK_ROWS) rows. With 24, 40 and 80,
+//! most experts have one tile along M although random routing gives some of them more rows than the
+//! mean. Of gates and ups, the last tile along N may have fewer than the others (gpt-oss's 2880).
 //!
 //! If there are few tiles, each is computed by a cluster of blocks, which split its K
 //! (`tile/cluster.rs`). With 64 rows on an H100, the overhead of a launch beyond its products is

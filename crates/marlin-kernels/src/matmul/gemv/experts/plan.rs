@@ -40,7 +40,8 @@ pub fn plan(problem: &QuantProblem, rows: ExpertRows, top_k: usize, card: &Card)
 /// token (4 rows), 45 and 42 for two, 81 and 73 for four.
 const MAX_LONG_STEP_ROWS: usize = 4;
 
-/// Returns true if the rows of a problem are multiplied in steps of one chunk where others have two.
+/// Returns true if the rows of a problem are multiplied in steps of one chunk where others have
+/// two.
 pub fn has_short_steps(problem: &QuantProblem) -> bool {
     let config = GemvConfig::new(1, &format(problem), problem.prologue);
     config.is_e2m1_in_bf16() && problem.m > MAX_LONG_STEP_ROWS
