@@ -3,6 +3,7 @@
 mod outputs;
 mod pruned;
 
+use crate::convert_loading::{batch, fresh};
 use crate::layer::values;
 use crate::models::Mlp;
 use crate::setup::{Named, trial};
@@ -240,10 +241,9 @@ fn patterns(device: &Device) {
 }
 
 fn record(device: &Device) {
-    let fresh = || Mlp::new([128, 96, 64], LinearLayout::Row, true, device);
     for (spec, _) in widths(GroupSize::G32) {
-        let (model, _) = convert_to(spec, fresh());
-        let x = Tensor::<2>::random([3, 128], Distribution::Normal(0.0, 1.0), device);
+        let (model, _) = convert_to(spec, fresh(device));
+        let x = batch(device);
         let expected = values(model.forward(x.clone()));
         let bytes = model
             .clone()
@@ -257,7 +257,7 @@ fn record(device: &Device) {
             bytes.len()
         );
         let record = ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{error}"));
-        let loaded = convert_to(spec, fresh())
+        let loaded = convert_to(spec, fresh(device))
             .0
             .try_load_record(record)
             .unwrap_or_else(|error| panic!("{error}"));

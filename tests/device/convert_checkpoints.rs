@@ -1,15 +1,15 @@
 //! Checkpoints that `WeightQuantizer::export` writes and `WeightQuantizer::load` reads.
 
 use crate::convert::convert_to;
+use crate::convert_loading::{batch, fresh};
 use crate::convert_models::outcome;
 use crate::layer::values;
-use crate::models::Mlp;
 use crate::setup::{Named, trial};
 use burn::backend::Flex;
 use burn::module::{Lora, Module};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::store::KeyRemapper;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_marlin::convert::{LoadError, LoadOptions, Outcome, SkipReason};
 use burn_marlin::{
     ActivationDtype, GroupSize, QuantLinear, QuantLinearConfig, QuantSpec, WeightQuantizer,
@@ -42,14 +42,6 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
             contiguous,
         ));
     }
-}
-
-fn fresh(device: &Device) -> Mlp {
-    Mlp::new([128, 96, 64], LinearLayout::Row, true, device)
-}
-
-fn batch(device: &Device) -> Tensor<2> {
-    Tensor::random([3, 128], Distribution::Normal(0.0, 1.0), device)
 }
 
 /// Exports a model to a folder, which exists as long as the returned guard.

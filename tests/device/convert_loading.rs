@@ -84,11 +84,13 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     }
 }
 
-fn fresh(device: &Device) -> Mlp {
+/// Returns a model with other random weights than any before.
+pub fn fresh(device: &Device) -> Mlp {
     Mlp::new([128, 96, 64], LinearLayout::Row, true, device)
 }
 
-fn batch(device: &Device) -> Tensor<2> {
+/// Returns inputs of [`fresh`] models.
+pub fn batch(device: &Device) -> Tensor<2> {
     Tensor::random([3, 128], Distribution::Normal(0.0, 1.0), device)
 }
 

@@ -1,15 +1,15 @@
 //! The matmuls of a prompt's attention and of float layers, compared with f64.
 
 use crate::layer::{tensor, values};
-use crate::setup::{Named, trial};
+use crate::setup::{Named, computes, trial};
 use burn::tensor::{Device, Tensor};
 use libtest_mimic::Trial;
 use marlin_kernels::ActivationDtype::{BF16, F16};
 use marlin_nn as decode;
-use marlin_testing::{relative_error, relative_error_of_terms};
+use marlin_testing::{random_values, relative_error, relative_error_of_terms, rms_norm};
 use marlin_tests::tolerance;
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     // CubeCL's CPU runtime takes minutes to compile Burn's matmul for each shape.
@@ -55,15 +55,16 @@ const SHAPES: [[usize; 4]; 12] = [
 
 fn products(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    for dtype in [F16, BF16] {
+    for dtype in [F16, BF16]
+        .into_iter()
+        .filter(|&dtype| computes(device, dtype))
+    {
         for [heads, rows, positions, head_dim] in SHAPES {
             let what = format!(
                 "{heads} heads, {rows} rows, {positions} positions of {head_dim} in {dtype}, seed {seed}"
             );
             let mut random = |shape: [usize; 4]| {
-                let values: Vec<f32> = (0..shape.iter().product())
-                    .map(|_| rng.random_range(-1.0..1.0))
-                    .collect();
+                let values = random_values(shape.iter().product(), 1.0, &mut rng);
                 tensor(&values, shape, dtype, device)
             };
             // The keys are a view of a larger cache, as in attention.
@@ -148,7 +149,10 @@ const LAYERS: [[usize; 3]; 14] = [
 
 fn linears(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    for dtype in [F16, BF16] {
+    for dtype in [F16, BF16]
+        .into_iter()
+        .filter(|&dtype| computes(device, dtype))
+    {
         for ([rows, k, n], is_table) in LAYERS
             .into_iter()
             .flat_map(|layer| [(layer, true), (layer, false)])
@@ -157,9 +161,7 @@ fn linears(device: &Device, seed: u64) {
                 "{rows} rows, [{k}, {n}], as in checkpoints: {is_table}, in {dtype}, seed {seed}"
             );
             let mut random = |shape: [usize; 2]| {
-                let values: Vec<f32> = (0..shape.iter().product())
-                    .map(|_| rng.random_range(-1.0..1.0))
-                    .collect();
+                let values = random_values(shape.iter().product(), 1.0, &mut rng);
                 tensor(&values, shape, dtype, device)
             };
             let x = random([rows, k]);
@@ -196,7 +198,10 @@ fn linears(device: &Device, seed: u64) {
 fn norm_linears(device: &Device, seed: u64) {
     const EPSILON: f64 = 1e-3;
     let mut rng = StdRng::seed_from_u64(seed);
-    for dtype in [F16, BF16] {
+    for dtype in [F16, BF16]
+        .into_iter()
+        .filter(|&dtype| computes(device, dtype))
+    {
         for ([rows, k, n], has_bias) in [
             ([1, 2048, 128], false),
             ([1, 2880, 32], true),
@@ -211,9 +216,7 @@ fn norm_linears(device: &Device, seed: u64) {
             let what =
                 format!("{rows} rows, [{k}, {n}], bias: {has_bias}, in {dtype}, seed {seed}");
             let mut random = |shape: [usize; 2]| {
-                let values: Vec<f32> = (0..shape.iter().product())
-                    .map(|_| rng.random_range(-1.0..1.0))
-                    .collect();
+                let values = random_values(shape.iter().product(), 1.0, &mut rng);
                 tensor(&values, shape, dtype, device)
             };
             let (x, residual, weight) = (random([rows, k]), random([rows, k]), random([n, k]));
@@ -238,13 +241,7 @@ fn norm_linears(device: &Device, seed: u64) {
             let [norm, bias] = [norm, bias].map(values);
             let (mut expected, mut magnitude, mut of_norm) = (Vec::new(), Vec::new(), Vec::new());
             for row in added.chunks(k) {
-                let mean = row.iter().map(|value| value * value).sum::<f64>() / k as f64;
-                let scale = 1.0 / (mean + EPSILON).sqrt();
-                let row: Vec<f64> = row
-                    .iter()
-                    .zip(&norm)
-                    .map(|(x, norm)| x * scale * norm)
-                    .collect();
+                let row = rms_norm(row, &norm, EPSILON);
                 for (column, weight) in weight.chunks(k).enumerate() {
                     let terms = row.iter().zip(weight).map(|(x, weight)| x * weight);
                     let [sum, norm] = sum_of(terms.chain(has_bias.then_some(bias[column])));

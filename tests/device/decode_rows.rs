@@ -19,7 +19,7 @@ use marlin_nn::kernels::{
     rms_norm,
 };
 use marlin_nn::log_likelihoods;
-use marlin_testing::{relative_error, relative_error_of_terms};
+use marlin_testing::{random_values, relative_error, relative_error_of_terms};
 use marlin_tests::{self as data, round, tolerance};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -33,6 +33,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name == "flex" {
         return;
     }
+    tests.push(trial(
+        device,
+        "decode::a_dtype_is_taken_where_burn_computes_in_it",
+        dtypes,
+    ));
     tests.push(trial(
         device,
         "decode::rms_norm_agrees_with_f64",
@@ -90,12 +95,7 @@ fn shapes(device: &Device) -> Vec<RowsShape> {
 
 /// Draws values that are exact in a dtype, and returns the values and their bytes.
 fn random(elements: usize, dtype: ActivationDtype, rng: &mut StdRng) -> (Vec<f64>, Vec<u8>) {
-    let bytes = bytes(
-        &(0..elements)
-            .map(|_| rng.random_range(-3.0f32..3.0))
-            .collect::<Vec<_>>(),
-        dtype,
-    );
+    let bytes = bytes(&random_values(elements, 3.0, rng), dtype);
     (values(&bytes, dtype), bytes)
 }
 
@@ -138,9 +138,7 @@ fn likelihoods(device: &Device, seed: u64) {
         .map(|dtype| DType::from(float_dtype(dtype)))
     {
         for (rows, vocab) in [(1, 1), (3, 2), (7, 255), (5, 257), (4, 32_000)] {
-            let mut logits: Vec<f32> = (0..rows * vocab)
-                .map(|_| rng.random_range(-20.0..20.0))
-                .collect();
+            let mut logits = random_values(rows * vocab, 20.0, &mut rng);
             // The exponentials of the first row are all out of range.
             logits[..vocab].iter_mut().for_each(|logit| *logit += 500.0);
             let mut tokens: Vec<i32> = (0..rows)
@@ -181,6 +179,17 @@ fn likelihoods(device: &Device, seed: u64) {
                 );
             }
         }
+    }
+}
+
+/// Vulkan converts bf16 without computing in it, and a kernel that adds there gives zeros.
+fn dtypes(device: &Device) {
+    for dtype in DTYPES {
+        assert_eq!(
+            dtype.expect_on(&client(device)).is_ok(),
+            device.supports_dtype(float_dtype(dtype)),
+            "{dtype}"
+        );
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod e4m3_cache;
 mod prompts;
+pub mod requests;
 mod served;
 mod suppressed;
 mod threads;
@@ -219,35 +220,18 @@ fn decode_with(
 ) -> Vec<Vec<u32>> {
     let mut engine = Engine::new(llama.model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
     let tokenizer = llama.tokenizer().unwrap_or_else(|error| panic!("{error}"));
-    let mut tokens = vec![Vec::new(); PROMPTS.len()];
-    let mut of_slot = [0; 4];
-    let mut waiting = PROMPTS.iter().enumerate();
-    for step in 0.. {
-        while engine.sequences() < if step == 0 { 3 } else { 4 }
-            && let Some((index, prompt)) = waiting.next()
-        {
-            let prompt = tokenizer
-                .encode(prompt)
-                .unwrap_or_else(|error| panic!("{error}"));
-            let options = RequestParams {
-                max_new_tokens: new_tokens - 3 * index,
-                ..options(index)
-            };
-            let slot = engine
-                .add_request(&prompt, &options)
-                .unwrap_or_else(|error| panic!("{error}"));
-            of_slot[slot] = index;
-        }
-        if engine.sequences() == 0 {
-            break;
-        }
-        for StepOutput { slot, token, end } in
-            engine.step().unwrap_or_else(|error| panic!("{error}"))
-        {
-            tokens[of_slot[slot]].extend(token);
-            assert!(!matches!(end, Some(Err(_))), "{end:?}");
-        }
-    }
+    let request = |(index, prompt): (usize, &&str)| {
+        let prompt = tokenizer
+            .encode(prompt)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let options = RequestParams {
+            max_new_tokens: new_tokens - 3 * index,
+            ..options(index)
+        };
+        (prompt, options)
+    };
+    let requests: Vec<_> = PROMPTS.iter().enumerate().map(request).collect();
+    let tokens = requests::run(&mut engine, 4, 3, &requests);
     assert_eq!(
         engine.is_captured(),
         records_graphs(&llama.model.device()),

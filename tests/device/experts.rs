@@ -4,6 +4,7 @@
 mod host;
 mod layer;
 mod operands;
+mod replays;
 mod routing;
 mod rows;
 mod stacks;
@@ -71,6 +72,16 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         device,
         "experts::few_rows_of_many_experts_agree_with_f64",
         move |bench| rows::many_experts(bench, seed),
+    ));
+    tests.push(on_card(
+        device,
+        "experts::ties_of_few_rows_are_broken_as_on_the_host",
+        move |bench| rows::ties(bench, seed),
+    ));
+    tests.push(trial(
+        device,
+        "experts::replays_follow_the_routing",
+        move |device| replays::follow_the_routing(device, seed),
     ));
     tests.push(on_card(
         device,

@@ -12,7 +12,7 @@ use marlin_kernels::device::CLUSTER_CAPABILITY;
 use marlin_kernels::matmul::gemv::{self, CLUSTERS};
 use marlin_kernels::{
     ActivationDtype, Epilogue, Kernel, KernelError, NormOperands, Operands as LaunchOperands, Plan,
-    Prologue, Reason, launch,
+    Prologue, QuantProblem, Reason, launch,
 };
 use marlin_testing::relative_error_of_terms;
 use marlin_tests::{Case, Operands, tolerance};
@@ -71,6 +71,15 @@ fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     ]
 }
 
+/// Checks that an output is as in f64.
+fn check(found: &[u8], (expected, magnitude): (&[f64], &[f64]), case: &Case, what: &str) {
+    let error = relative_error_of_terms(&values(found, case.activations), expected, magnitude);
+    assert!(
+        error <= tolerance(case.activations),
+        "{case}, {what}: relative error {error:e}"
+    );
+}
+
 fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
     let (mut ran, mut without_norm) = (0, 0);
     let formats = [
@@ -86,109 +95,54 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
         let spec = QuantSpec::new(bits, group)
             .with_zero_point(zero_points.into())
             .with_scale_dtype(scale_dtype);
-        for ([k, n], sparsity) in shapes(group).into_iter().flat_map(|shape| {
-            bits.sparsities()
-                .iter()
-                .map(move |&sparsity| (shape, sparsity))
-        }) {
-            let case = Case {
-                m: 1,
-                k,
-                n,
-                spec,
-                activations: scale_dtype.into(),
-                permuted: false,
-                sparsity,
-            };
-            // The kernel does not support a few formats.
-            if gemv::plan(
-                &problem(&case).with_prologue(Prologue::AddRmsNorm),
-                &bench.card,
-            )
-            .is_none()
-            {
-                continue;
-            }
+        let of_shapes = |shapes: Vec<[usize; 2]>| {
+            shapes.into_iter().flat_map(move |[k, n]| {
+                bits.sparsities().iter().map(move |&sparsity| Case {
+                    m: 1,
+                    k,
+                    n,
+                    spec,
+                    activations: scale_dtype.into(),
+                    permuted: false,
+                    sparsity,
+                })
+            })
+        };
+        // The kernel does not support a few formats, and without a norm a few others.
+        let with_norm = |case: &Case| problem(case).with_prologue(Prologue::AddRmsNorm);
+        let runs = |problem: &QuantProblem| gemv::plan(problem, &bench.card).is_some();
+        for case in of_shapes(shapes(group)).filter(|case| runs(&with_norm(case))) {
             let row = GemvOperands::random(&case, seed);
+            let expected = (&row.operands.expected[..], &row.operands.magnitude[..]);
             // Some cluster sizes have more warps than there are steps.
             for blocks in CLUSTERS {
+                let what = format!("{blocks} blocks, seed {seed}");
                 let [out, sum] = row.run(bench, &case, blocks, Epilogue::None);
-                let error = relative_error_of_terms(
-                    &values(&out, case.activations),
-                    &row.operands.expected,
-                    &row.operands.magnitude,
-                );
-                assert!(
-                    error <= tolerance(case.activations),
-                    "{case}, {blocks} blocks, seed {seed}: relative error {error:e}"
-                );
+                check(&out, expected, &case, &what);
                 assert!(
                     sum == bytes(&row.sum, case.activations),
-                    "{case}, {blocks} blocks, seed {seed}: the sum differs"
+                    "{case}, {what}: the sum differs"
                 );
                 ran += 1;
             }
         }
-        for ([k, n], sparsity) in shapes(group).into_iter().flat_map(|shape| {
-            bits.sparsities()
-                .iter()
-                .map(move |&sparsity| (shape, sparsity))
-        }) {
-            let case = Case {
-                m: 1,
-                k,
-                n,
-                spec,
-                activations: scale_dtype.into(),
-                permuted: false,
-                sparsity,
-            };
-            let problem = problem(&case);
-            // Without a norm, the kernel does not support a few other formats.
-            if gemv::plan(&problem, &bench.card).is_none() {
-                continue;
-            }
+        for case in of_shapes(shapes(group)).filter(|case| runs(&problem(case))) {
             let operands = Operands::random(&case, seed);
+            let expected = (&operands.expected[..], &operands.magnitude[..]);
             for blocks in CLUSTERS.into_iter().filter(|&blocks| blocks > 1) {
                 let plan = Plan::product(
                     Kernel::Gemv { blocks },
                     Reason::TensorCores { capability: 90 },
                 );
-                let found = values(
-                    &bench.run_problem(&problem, &case, &operands, &plan),
-                    case.activations,
-                );
-                let error =
-                    relative_error_of_terms(&found, &operands.expected, &operands.magnitude);
-                assert!(
-                    error <= tolerance(case.activations),
-                    "{case}, {blocks} blocks, seed {seed}: relative error {error:e}"
-                );
+                let found = bench.run_problem(&problem(&case), &case, &operands, &plan);
+                let what = format!("without a norm, {blocks} blocks, seed {seed}");
+                check(&found, expected, &case, &what);
                 without_norm += 1;
             }
         }
-        for (n, sparsity) in [128, 640]
-            .into_iter()
-            .flat_map(|n| bits.sparsities().iter().map(move |&sparsity| (n, sparsity)))
-        {
-            let case = Case {
-                m: 1,
-                k: 2048 + 3 * group.rows(0),
-                n,
-                spec,
-                activations: scale_dtype.into(),
-                permuted: false,
-                sparsity,
-            };
-            // The kernel does not support a few formats.
-            if gemv::plan(
-                &problem(&case).with_prologue(Prologue::AddRmsNorm),
-                &bench.card,
-            )
-            .is_none()
-            {
-                continue;
-            }
+        let k = 2048 + 3 * group.rows(0);
+        let of_gates = of_shapes(vec![[k, 128], [k, 640]]);
+        for case in of_gates.filter(|case| runs(&with_norm(case))) {
             let row = GemvOperands::random(&case, seed);
             // A gated epilogue doubles the cluster: eight blocks are four for gates and four for
             // ups.
@@ -196,17 +150,13 @@ fn agrees(bench: &Bench, bits: WeightValue, group: GroupSize, seed: u64) {
                 .into_iter()
                 .flat_map(|epilogue| [1, 2, 4].map(|blocks| (epilogue, blocks)))
             {
+                let what = format!("{epilogue:?}, {blocks} blocks, seed {seed}");
                 let (expected, magnitude) = row.operands.gated(&case, epilogue);
                 let [out, sum] = row.run(bench, &case, blocks, epilogue);
-                let error =
-                    relative_error_of_terms(&values(&out, case.activations), &expected, &magnitude);
-                assert!(
-                    error <= tolerance(case.activations),
-                    "{epilogue:?} of {case}, {blocks} blocks, seed {seed}: relative error {error:e}"
-                );
+                check(&out, (&expected, &magnitude), &case, &what);
                 assert!(
                     sum == bytes(&row.sum, case.activations),
-                    "{case}, {blocks} blocks, seed {seed}: the sum differs"
+                    "{case}, {what}: the sum differs"
                 );
             }
         }

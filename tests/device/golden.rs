@@ -8,7 +8,7 @@ use libtest_mimic::Trial;
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, read_layer};
 use marlin_kernels::{ActivationDtype, Prologue};
-use marlin_testing::{relative_error_of_terms, repository_file};
+use marlin_testing::{GoldenFolder, relative_error_of_terms};
 use marlin_tests::tolerance;
 use std::collections::BTreeMap;
 
@@ -28,23 +28,15 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
 /// Reads the first layer of each format and shape in each folder, by name.
 fn weights() -> BTreeMap<String, PlainWeight> {
     let must = |error: &dyn std::fmt::Display| -> ! { panic!("{error}") };
-    let folder = repository_file("tests/golden");
-    let text = std::fs::read(folder.join("index.json")).unwrap_or_else(|error| must(&error));
-    let index: Vec<serde_json::Value> =
-        serde_json::from_slice(&text).unwrap_or_else(|error| must(&error));
     let mut weights = BTreeMap::new();
-    for entry in index {
-        let (Some(name), Some(layers)) = (entry["name"].as_str(), entry["layers"].as_object())
-        else {
-            panic!("{entry}")
-        };
-        let dir = folder.join(name);
+    for golden in GoldenFolder::all() {
+        let (name, dir) = (&golden.name, golden.dir());
         let Some(quantization) = Quantization::read(&dir).unwrap_or_else(|error| must(&error))
         else {
             continue;
         };
         let checkpoint = Checkpoint::open(&dir).unwrap_or_else(|error| must(&error));
-        for layer in layers.keys() {
+        for layer in golden.layers.keys() {
             let format = quantization
                 .layer(layer)
                 .unwrap_or_else(|error| must(&error));

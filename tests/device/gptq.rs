@@ -11,7 +11,7 @@ use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, Sparsity};
 use marlin_quant::{
     Gptq, GptqCalibrator, GptqOptions, HessianSums, QuantError, Quantizer, RowOrder, gptq_beside,
 };
-use marlin_testing::relative_error;
+use marlin_testing::{layer_inputs, random_values, relative_error};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -93,27 +93,9 @@ fn transformer(device: &Device, seed: u64) {
     assert!(after < 0.8 * before, "{after} of {before}");
 }
 
-fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {
-    (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
-}
-
-/// Draws a layer's inputs [tokens, K], with a few directions that features share and features of
-/// different size, and similar inputs of a float model.
+/// Draws a layer's inputs [tokens, K], and similar inputs of a float model.
 fn activations(tokens: usize, k: usize, rng: &mut StdRng) -> [Vec<f32>; 2] {
-    let directions = k / 4 + 1;
-    let (mix, sizes) = (random(directions * k, rng), random(k, rng));
-    let mut rows = Vec::with_capacity(tokens * k);
-    for _ in 0..tokens {
-        let (strengths, noise) = (random(directions, rng), random(k, rng));
-        rows.extend((0..k).map(|feature| {
-            let shared: f32 = strengths
-                .iter()
-                .enumerate()
-                .map(|(i, strength)| strength * mix[i * k + feature])
-                .sum();
-            (2.0 * sizes[feature]).exp() * (shared + 0.3 * noise[feature])
-        }));
-    }
+    let rows = layer_inputs(tokens, k, 2.0, rng);
     let near = rows
         .iter()
         .map(|value| value * rng.random_range(0.95..1.05))
@@ -239,11 +221,11 @@ fn losses(device: &Device, seed: u64) {
         ),
     ];
     for (case, (spec, options, k, n, size)) in cases.into_iter().enumerate() {
-        let (mut weight, tokens) = (random(k * n, &mut rng), 2 * k);
+        let (mut weight, tokens) = (random_values(k * n, 1.0, &mut rng), 2 * k);
         weight.iter_mut().for_each(|value| *value *= size);
         let (activations, residual) = (
             activations(tokens, k, &mut rng),
-            random(tokens * n, &mut rng),
+            random_values(tokens * n, 1.0, &mut rng),
         );
         let residual = case.is_multiple_of(2).then_some(&residual[..]);
         let [expected, found] = [&Device::flex(), device].map(|device| {
@@ -311,7 +293,10 @@ fn losses(device: &Device, seed: u64) {
 fn degenerate(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let (k, n, tokens) = (160, 8, 200);
-    let (weight, [mut x, _]) = (random(k * n, &mut rng), activations(tokens, k, &mut rng));
+    let (weight, [mut x, _]) = (
+        random_values(k * n, 1.0, &mut rng),
+        activations(tokens, k, &mut rng),
+    );
     for row in x.chunks_exact_mut(k) {
         (row[7], row[130]) = (0.0, 0.0);
         (row[41], row[42]) = (row[40], row[40]);
@@ -339,7 +324,7 @@ fn degenerate(device: &Device, seed: u64) {
 fn refusals(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let (k, n) = (64, 4);
-    let mut weight = random(k * n, &mut rng);
+    let mut weight = random_values(k * n, 1.0, &mut rng);
     let activations = activations(100, k, &mut rng);
     let sums = sums(&activations, None, k, device);
     let refused = |weight: &[f32]| {

@@ -1,15 +1,14 @@
 //! Models with experts: the golden folders of all formats on the device, and their decoding by an
 //! engine.
 
+use crate::engine::requests;
 use crate::layer::values;
 use crate::setup::{Named, computes, is_card, is_cpu_runtime, trial};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use libtest_mimic::Trial;
 use marlin_kernels::ActivationDtype;
-use marlin_lm::{Engine, LanguageModel, Model, OpenOptions, RequestParams, Sampling, StepOutput};
-use marlin_testing::{relative_error, repository_file};
-use safetensors::SafeTensors;
-use std::path::PathBuf;
+use marlin_lm::{Engine, LanguageModel, Model, OpenOptions, RequestParams, Sampling};
+use marlin_testing::{GoldenFolder, GoldenTensors, relative_error};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(
@@ -35,28 +34,20 @@ const ACT_ORDER: &str = "moe-gptq-int4-g32-asym-act-order";
 const GPT_OSS: &str = "moe-gpt-oss-mxfp4";
 
 /// Returns the golden folders of models with experts.
-fn folders() -> Vec<PathBuf> {
-    let golden = repository_file("tests/golden");
-    let entries = golden.read_dir().unwrap_or_else(|error| panic!("{error}"));
-    let mut folders: Vec<PathBuf> = entries
-        .map(|entry| entry.unwrap_or_else(|error| panic!("{error}")).path())
-        .filter(|path| {
-            let config = std::fs::read_to_string(path.join("config.json")).unwrap_or_default();
-            config.contains("num_experts_per_tok")
-        })
-        .collect();
-    folders.sort();
+fn folders() -> Vec<GoldenFolder> {
+    let mut folders = GoldenFolder::all();
+    folders.retain(|golden| golden.config().get("num_experts_per_tok").is_some());
     assert!(folders.len() > 10, "{} folders", folders.len());
     folders
 }
 
-fn open(folder: &PathBuf, device: &Device, dtype: FloatDType) -> LanguageModel {
+fn open(golden: &GoldenFolder, device: &Device, dtype: FloatDType) -> LanguageModel {
     let options = OpenOptions {
         dtype: Some(dtype),
         with_tokenizer: false,
         ..OpenOptions::default()
     };
-    LanguageModel::open(folder, device, &options).unwrap_or_else(|error| panic!("{error}"))
+    LanguageModel::open(&golden.dir(), device, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns the logits [seq, vocab] of whole sequences.
@@ -80,35 +71,15 @@ const OTHER_EXPERTS: f64 = 0.02;
 fn golden_logits(device: &Device) {
     let is_slow = is_cpu_runtime(device);
     let folders = folders().into_iter();
-    for folder in folders.filter(|folder| !is_slow || folder.ends_with(ACT_ORDER)) {
-        let name = folder.display();
-        let bytes = std::fs::read(folder.join("expected.safetensors"))
-            .unwrap_or_else(|error| panic!("{name}: {error}"));
-        let expected = SafeTensors::deserialize(&bytes).unwrap_or_else(|error| panic!("{error}"));
-        let tensor = |tensor| {
-            expected
-                .tensor(tensor)
-                .unwrap_or_else(|error| panic!("{error}"))
-        };
-        let tokens: Vec<u32> = tensor("input_ids")
-            .data()
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|&bytes| i64::from_le_bytes(bytes) as u32)
-            .collect();
-        let expected: Vec<f32> = tensor("logits")
-            .data()
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|&bytes| f32::from_le_bytes(bytes))
-            .collect();
+    for golden in folders.filter(|golden| !is_slow || golden.name == ACT_ORDER) {
+        let name = &golden.name;
+        let expected = GoldenTensors::read(&golden.expected());
+        let (tokens, (_, expected)) = (expected.tokens(), expected.floats("logits"));
         for (dtype, tolerance) in [(ActivationDtype::F32, 3e-3), (ActivationDtype::F16, 2e-2)] {
             if !computes(device, dtype) {
                 continue;
             }
-            let model = open(&folder, device, crate::setup::float_dtype(dtype)).model;
+            let model = open(&golden, device, crate::setup::float_dtype(dtype)).model;
             let vocab = model.config().vocab_size;
             let found = logits(&model, &tokens);
             let errors = found
@@ -134,50 +105,34 @@ fn engine(device: &Device) {
         true => FloatDType::F16,
         false => FloatDType::F32,
     };
-    let folders = folders();
-    let quantised = folders.iter().filter(|path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        [ACT_ORDER, "moe-ct-mxfp4", "arch-mixtral", GPT_OSS].contains(&&*name)
+    let mut folders = folders();
+    folders.retain(|golden| {
+        [ACT_ORDER, "moe-ct-mxfp4", "arch-mixtral", GPT_OSS].contains(&&*golden.name)
     });
     let mut checked = 0;
-    for folder in quantised {
-        let model = open(folder, device, dtype).model;
+    for golden in &folders {
+        let model = open(golden, device, dtype).model;
         let vocab = model.config().vocab_size as u32;
         let mut engine = Engine::new(model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
         let prompts: Vec<Vec<u32>> = (0..6u32)
             .map(|prompt| {
-                (0..(3 + 2 * prompt) * if folder.ends_with(GPT_OSS) { 5 } else { 1 })
+                (0..(3 + 2 * prompt) * if golden.name == GPT_OSS { 5 } else { 1 })
                     .map(|i| (5 * i + 7 * prompt + 3) % vocab)
                     .collect()
             })
             .collect();
-        let mut sequences = prompts.clone();
-        let (mut waiting, mut of_slot) = (0..prompts.len(), [0; 4]);
-        loop {
-            while engine.sequences() < 4
-                && let Some(index) = waiting.next()
-            {
-                let options = RequestParams {
-                    sampling: Sampling::GREEDY,
-                    max_new_tokens: 8 + index,
-                    ..RequestParams::default()
-                };
-                let slot = engine
-                    .add_request(&prompts[index], &options)
-                    .unwrap_or_else(|error| panic!("{error}"));
-                of_slot[slot] = index;
-            }
-            if engine.sequences() == 0 {
-                break;
-            }
-            for StepOutput { slot, token, end } in
-                engine.step().unwrap_or_else(|error| panic!("{error}"))
-            {
-                sequences[of_slot[slot]].extend(token);
-                assert!(!matches!(end, Some(Err(_))), "{end:?}");
-            }
-        }
-        for (prompt, sequence) in prompts.iter().zip(&sequences) {
+        let request = |(index, prompt)| {
+            let options = RequestParams {
+                sampling: Sampling::GREEDY,
+                max_new_tokens: 8 + index,
+                ..RequestParams::default()
+            };
+            (prompt, options)
+        };
+        let requests: Vec<_> = prompts.into_iter().enumerate().map(request).collect();
+        let found = requests::run(&mut engine, 4, 4, &requests);
+        for ((prompt, _), tokens) in requests.iter().zip(&found) {
+            let sequence = &[&prompt[..], tokens].concat();
             assert!(sequence.len() > prompt.len(), "{sequence:?}");
             let all = logits(&model, sequence);
             for (place, &token) in sequence.iter().enumerate().skip(prompt.len()) {
@@ -187,7 +142,7 @@ fn engine(device: &Device) {
                 assert!(
                     best - found <= 2e-2 * best.abs().max(1.0),
                     "{}: token {token} at {place} has a logit of {found}, and the best {best}",
-                    folder.display()
+                    golden.name
                 );
                 checked += 1;
             }

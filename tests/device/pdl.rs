@@ -1,6 +1,7 @@
 //! Kernels of recorded passes that overlap through programmatic dependent launch (PDL). Tokens are
 //! compared with those of ordinary edges, and a kernel that does not wait must read stale data.
 
+use crate::engine::requests;
 use crate::kernels::client;
 use crate::llama::quantised;
 use crate::setup::{Named, trial};
@@ -213,7 +214,7 @@ fn tokens(model: &Arc<Model>, slots: usize, rounds: usize) -> Vec<u32> {
     tokens
 }
 
-/// Returns the tokens of round `index`.
+/// Returns the tokens of round `index`, sequence by sequence.
 fn round(engine: &mut Engine, slots: usize, index: usize) -> Vec<u32> {
     let sampling = Sampling {
         temperature: 1.0,
@@ -222,28 +223,16 @@ fn round(engine: &mut Engine, slots: usize, index: usize) -> Vec<u32> {
         repetition_penalty: 1.05,
         ..Sampling::GREEDY
     };
-    for slot in 0..slots {
-        let seed = (index * slots + slot) as u64;
+    let request = |slot: usize| {
         let options = RequestParams {
             sampling,
-            seed,
+            seed: (index * slots + slot) as u64,
             ..RequestParams::default()
         };
-        engine
-            .add_request(&[1 + slot as u32, 2, 3, 4], &options)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-    let mut tokens = Vec::new();
-    while engine.sequences() > 0 {
-        tokens.extend(
-            engine
-                .step()
-                .unwrap_or_else(|error| panic!("{error}"))
-                .into_iter()
-                .filter_map(|decoded| decoded.token),
-        );
-    }
-    tokens
+        (vec![1 + slot as u32, 2, 3, 4], options)
+    };
+    let requests: Vec<_> = (0..slots).map(request).collect();
+    requests::run(engine, slots, slots, &requests).concat()
 }
 
 /// Checks that a model gives the same tokens with programmatic edges as with ordinary edges, while

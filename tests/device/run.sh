@@ -21,8 +21,8 @@ split=(marlin experts decode gptq layer lora pdl llama gemv kernels engine plans
 together=(marlin::split_columns_agree_with_f64)
 # What takes longest, which starts first: with a process on each of 16 cores and an H100 from 397 seconds on downwards.
 slowest=(
-    marlin::every_tile_agrees_with_f64::int4 marlin::every_tile_agrees_with_f64 marlin::split_columns_agree_with_f64
-    decode::attention marlin::a_thousand_runs_give_the_same_bits marlin::large_sums_do_not_overflow llama::gptq_costs_less_than_rounding gptq
+    marlin::every_tile_agrees_with_f64::int4 marlin::every_tile_agrees_with_f64 experts::every_tile_agrees_with_f64 marlin::split_columns_agree_with_f64
+    experts::gradients_of_a_layer_are_those_of_float_weights decode::attention marlin::a_thousand_runs_give_the_same_bits marlin::large_sums_do_not_overflow llama::gptq_costs_less_than_rounding gptq
     layer::forward_agrees_with_f64 lora::no_float_weight_between_the_passes pdl convert models
 )
 # Tests that run after all others, with the card for themselves: what a kernel reads too early depends on when the kernel before it ends.
@@ -204,8 +204,8 @@ if ((all_failed > 0)); then
     printf '%s\n' "${failures[@]}" | sort
 fi
 if [[ -z $filter ]]; then
-    printf '\n{"device": "%s", "commit": "%s", "uncommitted_changes": %s, "card": "%s", "date": "%s", "passed": %d, "failed": %d, "seconds": %d}\n' \
+    printf '\n{"device": "%s", "commit": "%s", "uncommitted_changes": %s, "card": "%s", "date": "%s", "passed": %d, "failed": %d, "seconds": %d, "cores": %d, "jobs": %d}\n' \
         "$device" "${commit:-unknown}" "$([[ -n $state ]] && echo true || echo false)" "${card:-unknown}" "$(date -u +%F)" \
-        "$all_passed" "$all_failed" "$seconds" | tee "$logs/result.json"
+        "$all_passed" "$all_failed" "$seconds" "$(nproc)" "$jobs" | tee "$logs/result.json"
 fi
 ((all_failed == 0))

@@ -130,7 +130,6 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let proof = Arc::new(Proof::new(mode, toolchain, Report::default())?);
     let mut tests = samples::trials();
     tests.extend(pairs::trials());
-    tests.extend(sources::trials());
     tests.push(records::trial());
     for card in CARDS {
         let kernels: Vec<Arc<Kernel>> = kernel::all(card, mode == Mode::All)?

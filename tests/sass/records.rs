@@ -49,8 +49,8 @@ fn check() -> Result<(), String> {
 }
 
 /// Returns the paths of the records with times of a card's kernels. The records of the host
-/// processor, of the device tests, of servers and of the perplexities of model families have no
-/// such times.
+/// processor, of the device tests, of servers, of the perplexities of model families and of the
+/// accuracy of formats have no such times.
 pub fn paths() -> Result<Vec<PathBuf>, String> {
     let folder = root().join("benches/records");
     let entries =
@@ -58,7 +58,7 @@ pub fn paths() -> Result<Vec<PathBuf>, String> {
     let is_of_a_card = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.ends_with(".json")
-            && !["device-", "host-", "family-", "serve-"]
+            && !["accuracy-", "device-", "host-", "family-", "serve-"]
                 .iter()
                 .any(|other| name.starts_with(other))
     };

@@ -5,7 +5,9 @@ use marlin_format::{
     WeightFormat, WeightTensors, WeightValue,
 };
 use marlin_kernels::{ActivationDtype, Epilogue, QuantProblem};
+use marlin_testing::random_values;
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use std::fmt;
 use std::sync::OnceLock;
@@ -116,9 +118,7 @@ impl Operands {
             .then(|| (0..groups * n).map(|_| rng.random_range(0..=max)).collect());
         let row_permutation = permuted.then(|| {
             let mut rows: Vec<u32> = (0..k as u32).collect();
-            for i in (1..k).rev() {
-                rows.swap(i, rng.random_range(0..=i));
-            }
+            rows.shuffle(&mut rng);
             rows
         });
         let scales = Scales::from_f32(&scales, spec.scales.dtype);
@@ -133,10 +133,10 @@ impl Operands {
             row_permutation,
         };
         let weight = PlainWeight::new(parts).unwrap_or_else(|error| panic!("{case}: {error}"));
-        let x: Vec<f32> = (0..m * k)
-            .map(|_| round(rng.random_range(-1.0..1.0)))
-            .collect();
-        let bias: Vec<f32> = (0..n).map(|_| round(rng.random_range(-1.0..1.0))).collect();
+        let [x, bias] = [m * k, n].map(|count| {
+            let values = random_values(count, 1.0, &mut rng);
+            values.into_iter().map(round).collect::<Vec<f32>>()
+        });
         let (expected, magnitude) = reference(&x, &weight, &bias, m);
         Self {
             x,

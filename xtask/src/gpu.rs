@@ -28,9 +28,18 @@ const MIB: f64 = 1048576.0;
 /// The options of xz. With the filter for x86 code and a dictionary of a fifth of the binary, the
 /// archive is 3 % smaller.
 const XZ: &str = "--threads=0 --x86 --lzma2=preset=6,dict=64MiB";
-/// The part of CubeCL's configuration that names the folder for autotuning results. Parallel
-/// processes share the folder, and `run.sh` empties it.
-const ENVIRONMENT: &str = "\n[environment]\npath = { directory = \"cache\" }\n";
+/// The linker's options: identical functions are one, and relocations are stored as a bitmap, which
+/// glibc reads since version 2.36. The archive is 20 % smaller by the first and 4 % by the second.
+const LINK: [&str; 4] = [
+    "-C",
+    "link-arg=-Wl,--icf=all",
+    "-C",
+    "link-arg=-Wl,-z,pack-relative-relocs",
+];
+/// The part of CubeCL's configuration that names the folder for compiled kernels and autotuning
+/// results. Parallel processes share the folder, and `run.sh` empties it.
+const CACHE: &str =
+    "\n[compilation]\ncache = true\n\n[environment]\npath = { directory = \"cache\" }\n";
 /// The name of the binary in the pack.
 const BINARY: &str = "device";
 /// The programs that the binary also contains: its first argument selects one of them.
@@ -45,15 +54,15 @@ const PROGRAMS: [&str; 2] = ["burn-marlin", "burn-marlin-bench"];
 pub fn pack(out: &Path) -> Result<(), Error> {
     llvm::set_up()?;
     let commit = commit_of_tree()?;
-    let binary = build(&[
-        "test",
+    let device = [
+        "rustc",
         "--package",
         "marlin-tests",
         "--no-default-features",
         "--test",
         "device",
-        "--no-run",
-    ])?;
+    ];
+    let binary = build(&device, &LINK)?;
     if out.exists() {
         // Only a folder that this command has created may be removed.
         if !out.join("run.sh").exists() {
@@ -81,7 +90,7 @@ pub fn pack(out: &Path) -> Result<(), Error> {
     let script = root().join("tests/device/run.sh");
     fs::copy(&script, out.join("run.sh")).map_err(Error::file(&script))?;
     let config = root().join("tests/cubecl.toml");
-    let config = fs::read_to_string(&config).map_err(Error::file(&config))? + ENVIRONMENT;
+    let config = fs::read_to_string(&config).map_err(Error::file(&config))? + CACHE;
     fs::write(out.join("cubecl.toml"), config).map_err(Error::file(out))?;
     for program in PROGRAMS {
         let script = format!("#!/bin/sh\nexec \"$(dirname \"$0\")/{BINARY}\" {program} \"$@\"\n");

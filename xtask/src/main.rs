@@ -12,6 +12,7 @@ mod python;
 mod runner;
 mod serve;
 mod test;
+mod user;
 
 use clap::{Parser, Subcommand};
 use nvidia::Proof;
@@ -43,9 +44,17 @@ enum Command {
     /// simulated ones, 100,000 mutated bodies and texts, the page in Chromium, Python's clients,
     /// and two servers behind SGLang's router.
     TestServe,
-    /// Run the slow checks: clippy without a CubeCL runtime, and the machine code of every
-    /// configuration.
+    /// Run the slow checks: clippy without a CubeCL runtime, a program of a user, and the machine
+    /// code of every configuration.
     Slow,
+    /// Build a program of a user without optimisation, check that none of the arithmetic is
+    /// compiled in it, and time a converted layer.
+    UserProgram {
+        /// Level of optimisation of what the program depends on; 0 is that of a manifest without
+        /// profiles.
+        #[arg(long, default_value_t = user::OPT_LEVEL, value_parser = clap::value_parser!(u8).range(..=3))]
+        opt_level: u8,
+    },
     /// Compile the kernels for every card, without a GPU, and check the machine code against the
     /// rules and the ledger, `tests/sass/ledger`.
     Proof {
@@ -56,11 +65,13 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
-    /// Build the book into `target/book`, and check the pages of the repository: the tables of
-    /// benchmarks against the records, the files shown in code blocks, the width of code, links.
+    /// Build the book into `target/book`, and check the pages of the repository: the figures of
+    /// README and benchmarks and the pictures against the records, figures that repeat a constant
+    /// against the code, the files shown in code blocks, the width of code, links.
     Book {
-        /// Write anew what is made of other files: tables of benchmarks, code blocks that show a
-        /// file, and the page of the command line, for which the program is built.
+        /// Write anew what is made of other files: tables of benchmarks, pictures of records, code
+        /// blocks that show a file, and the page of the command line, for which the program is
+        /// built.
         #[arg(long)]
         update: bool,
     },
@@ -100,6 +111,7 @@ fn main() -> ExitCode {
         Command::Test => test::run_all(),
         Command::TestServe => serve::run_slow(),
         Command::Slow => test::run_slow(),
+        Command::UserProgram { opt_level } => user::check(opt_level),
         Command::Proof { bless, all } => nvidia::prove(match (bless, all) {
             (true, _) => Proof::Bless,
             (_, true) => Proof::All,

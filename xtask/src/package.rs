@@ -3,6 +3,7 @@
 
 use crate::process::{Error, cargo, in_workspace, output, run, show, step, target};
 use serde::Deserialize;
+use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -40,6 +41,9 @@ struct Package {
     readme: Option<String>,
     keywords: Vec<String>,
     categories: Vec<String>,
+    /// The table `package.metadata`.
+    #[serde(default)]
+    metadata: Value,
 }
 
 /// Makes the packages of all published crates and checks them. If `verify` is false, the packages
@@ -70,8 +74,10 @@ fn published() -> Result<Vec<Package>, Error> {
 }
 
 impl Package {
-    /// Checks that the manifest has everything that the page of the crate shows.
+    /// Checks that the manifest has everything that the page of the crate shows, and what docs.rs
+    /// builds the documentation with.
     fn expect_metadata(&self) -> Result<(), Error> {
+        let docs = self.metadata.pointer("/docs/rs");
         let missing: Vec<&str> = [
             ("description", self.description.is_some()),
             ("documentation", self.documentation.is_some()),
@@ -79,18 +85,40 @@ impl Package {
             ("keywords", !self.keywords.is_empty()),
             ("categories", !self.categories.is_empty()),
             ("rust-version", self.rust_version.is_some()),
+            ("package.metadata.docs.rs", docs.is_some()),
         ]
         .into_iter()
         .filter_map(|(field, is_there)| (!is_there).then_some(field))
         .collect();
         if missing.is_empty() {
-            return Ok(());
+            return self.expect_documented_features(docs.unwrap_or(&Value::Null));
         }
         Err(Error::Needs(format!(
             "the manifest of {} has no {}; add it, or set `publish.workspace = true` there",
             self.name,
             missing.join(", ")
         )))
+    }
+
+    /// Checks that [`document`] builds the documentation with the features of
+    /// `[package.metadata.docs.rs]`.
+    fn expect_documented_features(&self, docs: &Value) -> Result<(), Error> {
+        let features = docs["features"].as_array().into_iter().flatten();
+        // A feature of CubeCL's runtimes is what they have in common.
+        let is_built = |feature: &&str| {
+            *feature == "cubecl-runtime" || DOCUMENTED.split(',').any(|built| built == *feature)
+        };
+        match features
+            .filter_map(Value::as_str)
+            .find(|feature| !is_built(feature))
+        {
+            None => Ok(()),
+            Some(feature) => Err(Error::Needs(format!(
+                "docs.rs builds {} with the feature {feature}, and this task without it; add it \
+                 to `DOCUMENTED` in xtask/src/package.rs, if it builds without LLVM",
+                self.name
+            ))),
+        }
     }
 
     /// Returns the file of the package.
@@ -225,14 +253,23 @@ mod tests {
             "name": "a", "version": "0.22.0", "publish": null, "rust_version": "1.95",
             "description": "A.", "documentation": "https://docs.rs/a", "readme": "README.md",
             "keywords": ["a"], "categories": ["science"],
+            "metadata": { "docs": { "rs": { "features": ["flex"] } } },
         });
         let package = |value| serde_json::from_value::<Package>(value).unwrap();
         package(full.clone()).expect_metadata().unwrap();
-        for (field, empty) in [("readme", json!(null)), ("keywords", json!([]))] {
+        for (field, empty) in [
+            ("readme", json!(null)),
+            ("keywords", json!([])),
+            ("metadata", json!(null)),
+        ] {
             let mut without = full.clone();
             without[field] = empty;
             let error = package(without).expect_metadata().unwrap_err().to_string();
             assert!(error.contains(field), "{error}");
         }
+        let mut other = full;
+        other["metadata"]["docs"]["rs"]["features"] = json!(["flex", "cuda"]);
+        let error = package(other).expect_metadata().unwrap_err().to_string();
+        assert!(error.contains("a with the feature cuda"), "{error}");
     }
 }

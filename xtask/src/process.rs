@@ -112,19 +112,19 @@ pub fn output(command: &mut Command) -> Result<String, Error> {
 }
 
 /// Builds with a cargo command, prints its diagnostics, and returns cargo's messages, one line of
-/// JSON each.
-pub fn build_messages(command: &[&str]) -> Result<String, Error> {
-    let mut build = cargo(
-        command
-            .iter()
-            .chain(&["--message-format", "json-render-diagnostics"]),
-    );
+/// JSON each. `rustc` is what the command passes on to the compiler.
+pub fn build_messages(command: &[&str], rustc: &[&str]) -> Result<String, Error> {
+    let mut build = cargo(command);
+    build.args(["--message-format", "json-render-diagnostics"]);
+    if !rustc.is_empty() {
+        build.arg("--").args(rustc);
+    }
     output(build.stderr(Stdio::inherit()))
 }
 
-/// Builds a binary with a cargo command, and returns its path.
-pub fn build(command: &[&str]) -> Result<PathBuf, Error> {
-    executable(&build_messages(command)?)
+/// Builds a binary with a cargo command, as [`build_messages`] does, and returns its path.
+pub fn build(command: &[&str], rustc: &[&str]) -> Result<PathBuf, Error> {
+    executable(&build_messages(command, rustc)?)
         .map(|path| root().join(path))
         .ok_or_else(|| {
             Error::Needs(format!(

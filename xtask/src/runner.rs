@@ -44,7 +44,7 @@ struct Job {
 /// # Errors
 /// Returns an error if a test fails; the output of its binary has then been printed.
 pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
-    let messages = build_messages(&["test", "--workspace", "--all-targets", "--no-run"])?;
+    let messages = build_messages(&["test", "--workspace", "--all-targets", "--no-run"], &[])?;
     let binaries: Vec<Binary> = messages.lines().filter_map(binary).collect();
     let jobs = binaries
         .iter()

@@ -2,7 +2,7 @@
 
 use crate::nvidia::Proof;
 use crate::process::{Error, cargo, output, run, step};
-use crate::{book, gpu, llvm, nvidia, runner, serve};
+use crate::{book, gpu, llvm, nvidia, runner, serve, user};
 
 /// Runs every check except those of [`run_slow`] and [`serve::run_slow`]; stops at the first
 /// failure.
@@ -50,6 +50,7 @@ pub fn run_slow() -> Result<(), Error> {
     step("without a CubeCL runtime", || {
         run(&mut cargo(without_runtime))
     })?;
+    step("a user's program", || user::check(user::OPT_LEVEL))?;
     nvidia::prove(Proof::All)
 }
 

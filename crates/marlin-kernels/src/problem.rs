@@ -45,16 +45,21 @@ impl ActivationDtype {
         })
     }
 
-    /// Checks that a device supports this dtype.
+    /// Checks that a device computes in this dtype, as Burn's `supports_dtype` does. Vulkan
+    /// converts bf16, but has no arithmetic in it.
     ///
     /// # Errors
     /// Returns [`KernelError::Dtype`] if it does not.
     #[cfg(feature = "cubecl-runtime")]
     pub fn expect_on(self, client: &Client) -> Result<(), KernelError> {
+        let needed = TypeUsage::Buffer
+            | TypeUsage::Conversion
+            | TypeUsage::Arithmetic
+            | TypeUsage::DotProduct;
         if client
             .features()
             .type_usage(self.elem())
-            .contains(TypeUsage::Conversion)
+            .is_superset(needed)
         {
             return Ok(());
         }

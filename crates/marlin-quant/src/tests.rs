@@ -8,31 +8,17 @@ use marlin_format::{
     FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, Sparsity, quantize_rtn,
 };
 pub(crate) use marlin_testing::rng;
+use marlin_testing::{layer_inputs, random_values};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
 pub(crate) fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {
-    (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
+    random_values(count, 1.0, rng)
 }
 
-/// Returns activations [tokens, K] like those of a model: a few directions that most features
-/// share, features of very different size, and noise.
+/// Returns activations [tokens, K] like those of a model.
 pub(crate) fn activations(tokens: usize, k: usize, rng: &mut StdRng) -> Vec<f32> {
-    let directions = k / 4 + 1;
-    let (mix, sizes) = (random(directions * k, rng), random(k, rng));
-    let mut rows = Vec::with_capacity(tokens * k);
-    for _ in 0..tokens {
-        let (strengths, noise) = (random(directions, rng), random(k, rng));
-        rows.extend((0..k).map(|feature| {
-            let shared: f32 = strengths
-                .iter()
-                .enumerate()
-                .map(|(i, strength)| strength * mix[i * k + feature])
-                .sum();
-            (3.0 * sizes[feature]).exp() * (shared + 0.3 * noise[feature])
-        }));
-    }
-    rows
+    layer_inputs(tokens, k, 3.0, rng)
 }
 
 fn hessian(k: usize, rng: &mut StdRng) -> Hessian {

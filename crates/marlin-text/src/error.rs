@@ -88,7 +88,7 @@ pub enum Failure {
         after: Duration,
     },
     /// The call exceeded its memory limit, which only worker processes have.
-    #[error("it asks for more than the {} MB of memory that it may have", limit >> 20)]
+    #[error("it asks for more than the {} MiB of memory that it may have", limit >> 20)]
     Memory {
         /// The memory limit, in bytes.
         limit: u64,
@@ -103,7 +103,7 @@ pub enum Failure {
     #[error("it is nested too deeply, or without end")]
     Nesting,
     /// The template wrote more text than it may.
-    #[error("it writes more than {} MB of text", limit >> 20)]
+    #[error("it writes more than {} MiB of text", limit >> 20)]
     Output {
         /// The largest number of bytes of a rendered conversation.
         limit: usize,

@@ -9,7 +9,7 @@
 //! run for very long, use all memory, or crash. They run in the program's own process, within these
 //! bounds:
 //!
-//! - A template takes at most four million steps, has at most 256 KiB, and renders at most 32 MiB
+//! - A template takes at most 4 million steps, has at most 256 KiB, and renders at most 32 MiB
 //!   of text. Its values, expressions and macros are nested to a bounded depth.
 //! - Files are parsed, and templates run, on the stack of a thread of their own, which is large
 //!   enough for that depth.
@@ -61,12 +61,3 @@ pub use stream::TextStream;
 pub use tokenizer::Tokenizer;
 #[cfg(feature = "sandbox")]
 pub use worker::init;
-
-#[cfg(test)]
-mod tests {
-    /// Returns a `tokenizer.json` of byte-level BPE with the bytes 0..=255 as tokens, then `<s>`
-    /// 256 and `</s>` 257. It starts texts with `<s>`.
-    pub fn byte_level_tokenizer() -> serde_json::Value {
-        serde_json::from_str(include_str!("../tests/byte_level.json")).unwrap()
-    }
-}

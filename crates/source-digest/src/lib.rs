@@ -22,7 +22,7 @@ mod resolve;
 mod routine;
 mod tokens;
 
-pub use routine::{Routine, step_digest, workspace};
+pub use routine::{Routine, step_digest, step_sources, workspace};
 
 use module::{Item, Module};
 use sha2::{Digest, Sha256};

@@ -118,22 +118,25 @@ pub fn workspace(root: &Path) -> Result<Sources, Error> {
     Sources::read(&files.each_ref().map(|(name, file)| (*name, file.as_path())))
 }
 
-/// Returns the digest of all kernels of a decode step and of the code that launches them. Figures
-/// of whole models use this digest.
+/// Returns the digest of the sources of a decode step. Figures of whole models use this digest.
 ///
 /// # Errors
 /// [`Error::NoRoot`] if one of the functions is not in `sources`.
 pub fn step_digest(sources: &Sources) -> Result<String, Error> {
-    let matmuls = [
-        Routine::MmaSync,
-        Routine::Wgmma,
-        Routine::Gemv,
-        Routine::Head,
-        Routine::Experts,
-    ]
-    .map(Routine::roots)
-    .concat();
-    Ok(sources
-        .reached_from(&[&matmuls[..], &["marlin_nn::kernels"]].concat())?
-        .digest())
+    Ok(step_sources(sources)?.digest())
+}
+
+/// Returns the sources of all kernels of a decode step, and of the code of `marlin_nn` that
+/// launches them.
+///
+/// # Errors
+/// [`Error::NoRoot`] if one of the functions is not in `sources`.
+pub fn step_sources(sources: &Sources) -> Result<Reached<'_>, Error> {
+    let kernels = Routine::ALL
+        .into_iter()
+        .filter(|routine| *routine != Routine::Ladder)
+        .flat_map(Routine::roots)
+        .copied();
+    let roots: Vec<&str> = kernels.chain(["marlin_nn::kernels"]).collect();
+    sources.reached_from(&roots)
 }

@@ -3,9 +3,11 @@
 use marlin_kernels::ActivationDtype;
 use marlin_nn::kernels::attention::{AttentionPass, AttentionShape};
 use marlin_nn::kernels::{SequenceState, SequenceStatus};
+use marlin_testing::{random_values, rms_norm, rotate};
 use marlin_tests::round;
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::seq::SliceRandom;
 
 /// The operands on the host, every value exact in its dtype.
 #[derive(Clone)]
@@ -31,19 +33,13 @@ impl Operands {
     pub(super) fn random(shape: &AttentionShape, positions: &[Option<usize>], seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut slots: Vec<usize> = (0..shape.cache.slots).collect();
-        for i in (1..slots.len()).rev() {
-            slots.swap(i, rng.random_range(0..=i));
-        }
+        slots.shuffle(&mut rng);
         let rows = (0..shape.rows)
             .map(|row| row_at(positions[row % positions.len()], slots[row % slots.len()]))
             .collect::<Vec<_>>();
         let pages = page_table(shape, &rows, &mut rng);
-        let mut random = |count: usize, size: f32| {
-            rounded(
-                (0..count).map(|_| rng.random_range(-size..size)).collect(),
-                shape.dtype,
-            )
-        };
+        let mut random =
+            |count: usize, size: f32| rounded(random_values(count, size, &mut rng), shape.dtype);
         let mut operands = Self {
             qkv: random(shape.rows * shape.qkv_columns(), 2.5),
             keys: vec![f32::NAN; shape.cache_elements()],
@@ -140,23 +136,11 @@ impl Operands {
             .map(|&x| f64::from(x))
             .collect();
         if let Some(epsilon) = shape.norm_epsilon {
-            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-            let scale = 1.0 / (mean + f64::from(epsilon)).sqrt();
-            x.iter_mut()
-                .zip(&self.norms[part])
-                .for_each(|(x, &weight)| *x *= scale * f64::from(weight));
+            x = rms_norm(&x, &self.norms[part], epsilon.into());
         }
         let half = shape.rotary_dim / 2;
-        for i in 0..half {
-            let (cos, sin) = (
-                f64::from(self.cos[position * half + i]),
-                f64::from(self.sin[position * half + i]),
-            );
-            (x[i], x[i + half]) = (
-                x[i] * cos - x[i + half] * sin,
-                x[i + half] * cos + x[i] * sin,
-            );
-        }
+        let angles = position * half..(position + 1) * half;
+        rotate(&mut x, &self.cos[angles.clone()], &self.sin[angles]);
         x
     }
 
@@ -233,9 +217,7 @@ fn page_table(
 ) -> Option<Vec<i32>> {
     let (pages, [slots, columns]) = (shape.cache.pages?, shape.cache.table_dims()?);
     let mut free: Vec<i32> = (0..pages.count as i32).collect();
-    for i in (1..free.len()).rev() {
-        free.swap(i, rng.random_range(0..=i));
-    }
+    free.shuffle(rng);
     let mut table = vec![-1; slots * columns];
     for row in rows {
         if matches!(row.status, SequenceStatus::At(_)) && (row.slot as usize) < slots {

@@ -1,7 +1,7 @@
 //! Attention over a cache of pages, for steps and for prompts.
 
 use super::checks::check;
-use super::prompts::check_prompts;
+use super::prompts::{Sequences, check_prompts};
 use super::{dtypes, edges, shape};
 use crate::kernels::client;
 use burn::tensor::Device;
@@ -67,19 +67,12 @@ pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
     }
 }
 
-/// Checks prompts whose tokens begin and end around the edges of pages and tiles, in both kernels
-/// that support prompts.
+/// Checks prompts over pages, in both kernels that support prompts.
 pub(super) fn prompts(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
     let mut dtypes = dtypes(device, &ALL);
-    // Each sequence is (first position, number of tokens).
-    let sequences: &[(usize, usize)] = if is_card {
-        &[(0, 63), (0, 1), (64, 65), (500, 12), (0, 193), (127, 64)]
-    } else {
-        &[(0, 9), (0, 1), (7, 5)]
-    };
-    let used: usize = sequences.iter().map(|(_, tokens)| tokens).sum();
-    let (rows, max_len) = (used.next_power_of_two(), if is_card { 600 } else { 40 });
+    let sequences = Sequences::new(is_card);
+    let (rows, max_len) = (sequences.rows, sequences.max_len);
     // Each case compiles its kernels: 12 s on a card.
     let cases: &[(usize, usize, Option<usize>)] = if is_card {
         &[
@@ -100,6 +93,6 @@ pub(super) fn prompts(device: &Device, is_card: bool, seed: u64) {
             has_sinks: window.is_some(),
             ..shape(rows, [4, 2], head_dim, max_len, dtype)
         };
-        check_prompts(&client, &with_pages(size, shape), sequences, seed);
+        check_prompts(&client, &with_pages(size, shape), sequences.parts, seed);
     }
 }

@@ -13,26 +13,47 @@ use marlin_kernels::ActivationDtype;
 use marlin_nn::kernels::attention::{AttentionPass, AttentionShape};
 use marlin_nn::kernels::flash;
 
+/// Sequences of a prompt pass: the first position and the number of tokens of each, which begin and
+/// end around the edges of pages and tiles.
+pub(super) struct Sequences {
+    pub(super) parts: &'static [(usize, usize)],
+    /// The number of rows of the pass, of which a few are idle.
+    pub(super) rows: usize,
+    /// The number of positions of the cache.
+    pub(super) max_len: usize,
+}
+
+impl Sequences {
+    pub(super) fn new(is_card: bool) -> Self {
+        let (parts, max_len): (&[_], _) = if is_card {
+            let parts = &[
+                (0, 63),
+                (0, 1),
+                (64, 65),
+                (500, 12),
+                (0, 193),
+                (127, 64),
+                (31, 18),
+            ];
+            (parts, 600)
+        } else {
+            (&[(0, 9), (0, 1), (7, 5)], 40)
+        };
+        let used: usize = parts.iter().map(|(_, tokens)| tokens).sum();
+        Self {
+            parts,
+            rows: used.next_power_of_two(),
+            max_len,
+        }
+    }
+}
+
 /// Checks rows of several sequences, each from a first position on, among idle rows. A row attends
 /// to the previous rows of its sequence.
 pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
-    // Each sequence is (first position, number of tokens).
-    let sequences: &[(usize, usize)] = if is_card {
-        &[
-            (0, 63),
-            (0, 1),
-            (64, 65),
-            (500, 12),
-            (0, 193),
-            (127, 64),
-            (31, 18),
-        ]
-    } else {
-        &[(0, 9), (0, 1), (7, 5)]
-    };
-    let used: usize = sequences.iter().map(|(_, tokens)| tokens).sum();
-    let (rows, max_len) = (used.next_power_of_two(), if is_card { 600 } else { 40 });
+    let sequences = Sequences::new(is_card);
+    let (rows, max_len) = (sequences.rows, sequences.max_len);
     let head_dims: &[usize] = if is_card {
         &[64, 80, 96, 128, 256]
     } else {
@@ -82,7 +103,7 @@ pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
         check_prompts(
             &client,
             &[plain, normed, half_rotated, unrotated][case % 4],
-            sequences,
+            sequences.parts,
             seed,
         );
     }

@@ -1,6 +1,6 @@
 //! Sequences that are decoded during the prefill of other prompts.
 
-use super::open;
+use super::{open, requests};
 use crate::llama::{example, logits, quantised};
 use crate::setup::is_card;
 use burn::tensor::{Device, FloatDType};
@@ -33,20 +33,7 @@ pub(super) fn while_read(device: &Device) {
     let alone = |prompt: &[u32]| {
         let mut engine =
             Engine::new(llama.model.clone(), 1).unwrap_or_else(|error| panic!("{error}"));
-        engine
-            .add_request(prompt, &options)
-            .unwrap_or_else(|error| panic!("{error}"));
-        let mut tokens = Vec::new();
-        while engine.sequences() > 0 {
-            tokens.extend(
-                engine
-                    .step()
-                    .unwrap_or_else(|error| panic!("{error}"))
-                    .into_iter()
-                    .filter_map(|decoded| decoded.token),
-            );
-        }
-        tokens
+        requests::run(&mut engine, 1, 1, &[(prompt.to_vec(), options.clone())]).concat()
     };
     let mut engine = Engine::new(llama.model.clone(), 3).unwrap_or_else(|error| panic!("{error}"));
     let mut tokens = vec![Vec::new(); 3];

@@ -12,7 +12,7 @@ use libtest_mimic::Trial;
 use marlin_format::{GroupSize, PlainWeight, QuantSpec, ScaleDtype, Sparsity, WeightValue};
 use marlin_kernels::experts::host;
 use marlin_kernels::{ActivationDtype, Epilogue};
-use marlin_testing::relative_error;
+use marlin_testing::{random_values, relative_error};
 use marlin_tests::{Case, Operands, gated, round, tolerance};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -86,11 +86,8 @@ impl Layer {
             matrices(hidden, 2 * intermediate),
             matrices(intermediate, hidden),
         );
-        let correction = (router.scores == RouterScores::Sigmoid).then(|| {
-            (0..router.experts)
-                .map(|_| rng.random_range(-0.5..0.5))
-                .collect()
-        });
+        let correction = (router.scores == RouterScores::Sigmoid)
+            .then(|| random_values(router.experts, 0.5, &mut rng));
         Self {
             router,
             hidden,

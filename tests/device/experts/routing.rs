@@ -6,8 +6,9 @@ use crate::kernels::values;
 use crate::marlin::Bench;
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::experts::{Router, RouterScores};
+use marlin_testing::random_values;
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
 /// The relative error of a router's weights in f32.
 const WEIGHT_ERROR: f64 = 5e-6;
@@ -23,9 +24,7 @@ pub fn routing(bench: &Bench, router: Router, seed: u64) {
             (ActivationDtype::F32, 16),
         ] {
             let logits = logits(&router, tokens, dtype, seed + i as u64);
-            let correction: Vec<f32> = (0..router.experts)
-                .map(|_| rng.random_range(-0.5..0.5))
-                .collect();
+            let correction = random_values(router.experts, 0.5, &mut rng);
             let correction = (router.scores == RouterScores::Sigmoid).then_some(&correction[..]);
             let factor = 1.5;
             let found = routed(

@@ -102,6 +102,37 @@ pub fn many_experts(bench: &Bench, seed: u64) {
     }
 }
 
+/// Checks layers whose logits have four values alone: of equal logits, the expert with the lower
+/// index comes first, as on the host.
+pub fn ties(bench: &Bench, seed: u64) {
+    if bench.card.capability < CLUSTERS_FROM {
+        return;
+    }
+    for (experts, top_k, tokens) in [(16, 4, 3), (128, 8, 3), (33, 7, 2), (256, 8, 1)] {
+        let router = router(experts, top_k, RouterScores::Softmax, true);
+        let spec = QuantSpec::int4(GroupSize::G64);
+        let activations = ActivationDtype::from(spec.scales.dtype);
+        let case = Layer::random(router, [136, 128], spec, false, activations, seed);
+        let [x, mut logits] = case.inputs(tokens, &mut StdRng::seed_from_u64(seed));
+        for logit in &mut logits {
+            *logit = (2.0 * *logit).floor() / 2.0;
+        }
+        let expected = case.expected(&x, &logits);
+        let [gate_up, down] = case.problems(tokens);
+        let plan = row_plan(&gate_up, &down, tokens, &bench.card)
+            .unwrap_or_else(|| panic!("{gate_up}: no plan"));
+        for dtype in [activations, ActivationDtype::F32] {
+            let uploaded = UploadedLayer::with_logits(bench, &case, &x, &logits, dtype);
+            let found = run_uploaded(bench, &case, &plan, &uploaded, tokens);
+            let error = relative_error(&found, &expected);
+            assert!(
+                error <= layer_tolerance(activations),
+                "{router:?}, logits in {dtype}, seed {seed}: relative error {error:e}"
+            );
+        }
+    }
+}
+
 /// Checks that a token's logits that are not finite make its outputs NaN, and no other token's.
 pub fn not_finite(bench: &Bench, seed: u64) {
     if bench.card.capability < CLUSTERS_FROM {

@@ -7,9 +7,10 @@ use marlin_kernels::{
     ActivationDtype, Epilogue, EpilogueStage, Kernel, NormOperands, Operands as LaunchOperands,
     Plan, Prologue, PrologueStage, Reason, launch,
 };
+use marlin_testing::{random_values, rms_norm};
 use marlin_tests::{Case, Operands, round};
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
 pub(super) const EPSILON: f32 = 1e-5;
 
@@ -46,13 +47,8 @@ impl GemvOperands {
         // their product the range of f16.
         norm[k - 1] *= 0.25;
         let sum = rounded(residual.iter().zip(&x).map(|(a, b)| a + b), dtype);
-        let square: f64 = sum.iter().map(|&value| f64::from(value).powi(2)).sum();
-        let root = (square / k as f64 + f64::from(EPSILON)).sqrt();
-        operands.x = sum
-            .iter()
-            .zip(&norm)
-            .map(|(&value, &weight)| (f64::from(value) / root * f64::from(weight)) as f32)
-            .collect();
+        let exact = rms_norm(&sum, &norm, EPSILON.into());
+        operands.x = exact.into_iter().map(|value| value as f32).collect();
         operands.recompute(case);
         Self {
             x,
@@ -135,5 +131,5 @@ fn rounded(exact: impl Iterator<Item = f32>, dtype: ActivationDtype) -> Vec<f32>
 }
 
 fn random(count: usize, size: f32, dtype: ActivationDtype, rng: &mut StdRng) -> Vec<f32> {
-    rounded((0..count).map(|_| rng.random_range(-size..size)), dtype)
+    rounded(random_values(count, size, rng).into_iter(), dtype)
 }

@@ -3,8 +3,11 @@
 
 mod benchmarks;
 mod blocks;
+mod constants;
+mod figures;
 mod links;
 mod pages;
+mod pictures;
 
 use crate::process::{Error, cargo, root, run, target};
 use std::fs;
@@ -15,9 +18,9 @@ const VERSION: &str = "0.5.4";
 /// The variable with which tests write the pages that they check.
 const UPDATE: &str = "BURN_MARLIN_UPDATE_BOOK";
 
-/// Checks the pages, and builds the book into `target/book`. Tables of benchmarks, code blocks that
-/// show a file, the page of the command line and the table of what fits are written anew if
-/// `update` is true.
+/// Checks the pages, and builds the book into `target/book`. Tables of benchmarks, pictures of
+/// records, code blocks that show a file, the page of the command line and the table of what fits
+/// are written anew if `update` is true.
 pub fn build(update: bool) -> Result<(), Error> {
     benchmarks::tables(update)?;
     if update {
@@ -36,6 +39,9 @@ pub fn build(update: bool) -> Result<(), Error> {
         blocks::stale_files(&pages, update)?,
         blocks::wide_lines(&pages)?,
         links::faults(&pages),
+        constants::faults()?,
+        figures::faults(&pages),
+        pictures::stale(update)?,
     ]
     .concat();
     if !faults.is_empty() {

@@ -33,6 +33,12 @@ pub(super) struct Run {
     passed: usize,
     failed: usize,
     seconds: u64,
+    /// The number of cores of the machine; `None` in older records, as `jobs`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cores: Option<usize>,
+    /// The number of processes at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    jobs: Option<usize>,
 }
 
 /// The last run of each kind of device.
@@ -108,17 +114,23 @@ fn summary(run: &Run) -> String {
         passed,
         failed,
         seconds,
+        cores,
+        jobs,
         commit,
         ..
     } = run;
     let commit = commit.get(..12).unwrap_or(commit);
+    let machine = match (cores, jobs) {
+        (Some(cores), Some(jobs)) => format!(" on {cores} cores, {jobs} processes at a time,"),
+        _ => String::new(),
+    };
     let changes = if run.uncommitted_changes {
         " with uncommitted changes"
     } else {
         ""
     };
     format!(
-        "device tests on {device} ({card}, {date}): {passed} passed, {failed} failed in {seconds} s at {commit}{changes}"
+        "device tests on {device} ({card}, {date}): {passed} passed, {failed} failed in {seconds} s{machine} at {commit}{changes}"
     )
 }
 
@@ -143,7 +155,7 @@ fn age(commit: &str, git: impl Fn(&[&str]) -> Option<String>) -> String {
 mod tests {
     use super::*;
 
-    const LINE: &str = r#"{"device": "cuda", "commit": "0123456789abcdef", "uncommitted_changes": false, "card": "NVIDIA H100 80GB HBM3", "date": "2026-11-27", "passed": 170, "failed": 1, "seconds": 312}"#;
+    const LINE: &str = r#"{"device": "cuda", "commit": "0123456789abcdef", "uncommitted_changes": false, "card": "NVIDIA H100 80GB HBM3", "date": "2026-11-27", "passed": 170, "failed": 1, "seconds": 312, "cores": 16, "jobs": 12}"#;
 
     #[test]
     fn the_last_line_of_json_is_the_run() {
@@ -162,7 +174,7 @@ mod tests {
         );
         assert_eq!(
             summary(&run),
-            "device tests on cuda (NVIDIA H100 80GB HBM3, 2026-11-27): 170 passed, 1 failed in 312 s at 0123456789ab"
+            "device tests on cuda (NVIDIA H100 80GB HBM3, 2026-11-27): 170 passed, 1 failed in 312 s on 16 cores, 12 processes at a time, at 0123456789ab"
         );
     }
 

@@ -38,6 +38,13 @@ const SHIPPED: Source = Source {
     files: &["family-floats-cpu.json"],
 };
 
+/// The larger of them and the same trained on with 2:4 weights, which the repository ships, too.
+const TRAINED: Source = Source {
+    models: &["5m"],
+    sizes: "5M",
+    files: &["accuracy-flex.json"],
+};
+
 const fn record(
     format: Format,
     source: &'static Source,
@@ -52,11 +59,12 @@ const fn record(
     }
 }
 
-/// The changes by GPTQ, and of 2:4 weights by GPTQ after training with their zeros; of FP8 by
-/// rounding to nearest.
-pub const RECORDS: [ModelsRecord; 7] = [
+/// The changes by GPTQ, and of 2:4 weights by GPTQ after training with their zeros; of FP8 and of
+/// 2:4 weights in int8 by rounding to nearest.
+pub const RECORDS: [ModelsRecord; 9] = [
     record(Format::Int8, &FAMILY, "int8-g128-gptq", &[-0.02, 0.01, 0.0]),
     record(Format::Fp8, &SHIPPED, "fp8-rtn", &[0.33, 0.23]),
+    record(Format::Fp8W8A8, &SHIPPED, "fp8-rtn", &[0.33, 0.23]),
     record(
         Format::Int4G32,
         &FAMILY,
@@ -66,6 +74,12 @@ pub const RECORDS: [ModelsRecord; 7] = [
     record(Format::Nvfp4, &SHIPPED, "nvfp4-gptq", &[2.3, 1.6]),
     record(Format::Int4, &FAMILY, "int4-g128-gptq", &[2.97, 1.44, 0.20]),
     record(Format::Mxfp4, &SHIPPED, "mxfp4-gptq", &[3.53, 2.69]),
+    record(
+        Format::Int8TwoFour,
+        &TRAINED,
+        "24-int8-g128-recovered-rtn",
+        &[-7.15],
+    ),
     record(
         Format::Int4TwoFour,
         &FAMILY,
@@ -85,7 +99,9 @@ pub fn note(format: Format) -> String {
     };
     let method = match format {
         Format::Int4TwoFour => "by GPTQ, trained on with the zeros",
+        Format::Int8TwoFour => "by rounding to nearest, trained on with the zeros",
         Format::Fp8 => "by rounding to nearest",
+        Format::Fp8W8A8 => "by rounding the weights to nearest, not the activations",
         _ => "by GPTQ",
     };
     let changes: Vec<String> = record
@@ -93,13 +109,12 @@ pub fn note(format: Format) -> String {
         .iter()
         .map(|change| format!("{change:+.2}"))
         .collect();
-    let (last, others) = changes
-        .split_last()
-        .map_or((String::new(), String::new()), |(last, others)| {
-            (last.clone(), others.join(", "))
-        });
+    let changes = match changes.as_slice() {
+        [others @ .., last] if !others.is_empty() => format!("{} and {last}", others.join(", ")),
+        one => one.concat(),
+    };
     let models = format!(
-        "perplexity {method}: {others} and {last} % (measured, models of {} parameters: {})",
+        "perplexity {method}: {changes} % (measured, models of {} parameters: {})",
         record.source.sizes,
         record.source.files.join(", ")
     );

@@ -10,10 +10,16 @@
 //! in the same format with as many sequences: of the H200 for the H200, and of the H100 for all
 //! other cards, whose bandwidth is closer to it. That of a prompt is the one of Llama 2 7B on the
 //! H200. The efficiencies of a mixture are those of Qwen3-30B-A3B, which was measured on the H200.
+//!
+//! FP8 weights with activations in FP8 (W8A8) have the steps of FP8 weights: few rows are multiplied
+//! in 16 bits. Of a prompt, tensor cores multiply FP8 twice as fast as f16, as the data sheets of
+//! all cards have it; the efficiency is that of the one prompt that was measured, and prompts that
+//! this makes slower than in 16 bits take the time of those.
 
 use super::Format;
 use super::cards::{CardSpec, H100, H200};
-use super::records::{self, DECODE, Model, NEW_TOKENS, PROMPTS, Record};
+use super::models::Model;
+use super::records::{self, DECODE, NEW_TOKENS, PROMPTS, Record};
 use marlin_lm::{KvCache, ModelConfig};
 use serde::Serialize;
 
@@ -149,6 +155,11 @@ pub(super) fn model_decode(
     prompt: usize,
     references: &[Model],
 ) -> Figure {
+    // Few rows of activations are multiplied in 16 bits.
+    let format = match format {
+        Format::Fp8W8A8 => Format::Fp8,
+        format => format,
+    };
     let floor = decode_floor(config, format, card, sequences, prompt);
     let steps = Steps {
         config,
@@ -165,13 +176,26 @@ pub(super) fn model_first_token(
     card: &CardSpec,
     tokens: usize,
 ) -> Figure {
-    let floor = prompt_floor(config, format, card, tokens);
     let reference = match config.experts {
         Some(_) => Model::Qwen3Thirty,
         None => Model::Llama2Seven,
     };
-    let efficiency = prompt_efficiency(reference, format, tokens);
-    Figure::modelled(config, floor, efficiency)
+    let modelled = |format| {
+        let floor = prompt_floor(config, format, card, tokens);
+        let efficiency = prompt_efficiency(reference, format, tokens);
+        Figure::modelled(config, floor, efficiency)
+    };
+    match (modelled(format), format) {
+        // The kernels round activations where that is faster.
+        (rounded, Format::Fp8W8A8) => {
+            let in_16_bits = modelled(Format::Fp8);
+            match rounded.milliseconds < in_16_bits.milliseconds {
+                true => rounded,
+                false => in_16_bits,
+            }
+        }
+        (figure, _) => figure,
+    }
 }
 
 /// Returns the floor of a decode step: the mean over [`NEW_TOKENS`] tokens.
@@ -184,7 +208,7 @@ fn decode_floor(
 ) -> Floor {
     let sizes = format.sizes(config);
     let weights = read(card, sizes.step_bytes(sequences) as f64);
-    let products = multiply(card, sequences as f64 * products(config, format, 1.0));
+    let products = multiply(card, sequences as f64 * products(config, format, 1.0, 0.0));
     let position = KvCache::size_bytes(config, 1, 1, records::DTYPE) as f64;
     let length = (prompt + NEW_TOKENS / 2) as f64;
     let positions = layers(config, |window| length.min(window)) / config.num_hidden_layers as f64;
@@ -205,19 +229,23 @@ fn prompt_floor(config: &ModelConfig, format: Format, card: &CardSpec, tokens: u
     });
     let attention = 4.0 * pairs * config.query_size() as f64;
     let weights = read(card, format.sizes(config).step_bytes(tokens) as f64);
+    let fp8 = format.fp8_products(config, &card.target(), tokens);
+    let products = products(config, format, length, fp8);
     Floor {
-        matmuls: weights.max(multiply(card, products(config, format, length) + attention)),
+        matmuls: weights.max(multiply(card, products + attention)),
         cache: 0.0,
     }
 }
 
 /// Returns the floating-point operations of the projections of `tokens` tokens and of the head of
-/// one, at the rate of dense tensor cores: those of 2:4 weights take half of the time.
-fn products(config: &ModelConfig, format: Format, tokens: f64) -> f64 {
+/// one, at the rate of dense tensor cores for f16: those of 2:4 weights take half of the time, and
+/// so does the share `fp8` that is multiplied in FP8.
+fn products(config: &ModelConfig, format: Format, tokens: f64, fp8: f64) -> f64 {
     let sizes = format.sizes(config);
-    let kept = match format {
-        Format::Int4TwoFour => 0.5,
-        _ => 1.0,
+    let kept = if format.is_two_four() {
+        0.5
+    } else {
+        1.0 - 0.5 * fp8
     };
     2.0 * (tokens * kept * sizes.active_weights() as f64 + sizes.head_weights as f64)
 }
@@ -311,12 +339,13 @@ impl Steps<'_> {
     }
 }
 
-/// Returns the efficiency of a prompt. Prompts of more than 64 tokens were measured on the H200 in
-/// int4 alone, so this holds for all cards and all quantised formats; that of f16 is the one of 64
-/// tokens at any length.
+/// Returns the efficiency of a prompt. Prompts of several lengths were measured on the H200 in int4
+/// alone, so this holds for all cards and all quantised formats; that of f16 is the one of 64 tokens
+/// at any length, and that of FP8 activations the one of 4000.
 fn prompt_efficiency(reference: Model, format: Format, tokens: usize) -> Efficiency {
     let format = match format {
         Format::F16 if reference == Model::Llama2Seven => Format::F16,
+        Format::Fp8W8A8 => Format::Fp8W8A8,
         _ => Format::Int4,
     };
     let floor = |config: &ModelConfig, tokens| prompt_floor(config, format, &H200, tokens);

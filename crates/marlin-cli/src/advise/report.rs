@@ -173,15 +173,15 @@ impl Question<'_> {
                  memory, or less of --max-len and --batch."
             );
         };
-        let dense = fitting(sequences).filter(|(row, _)| row.format != Format::Int4TwoFour);
-        let training = match (fast.format, dense.max_by(faster)) {
-            (Format::Int4TwoFour, Some((row, decode))) => format!(
+        let dense = fitting(sequences).filter(|(row, _)| !row.format.is_two_four());
+        let training = match (fast.format.is_two_four(), dense.max_by(faster)) {
+            (true, Some((row, decode))) => format!(
                 " if the model was trained 2:4, and otherwise {} ({})",
                 row.format.name(),
                 rate(decode)
             ),
-            (Format::Int4TwoFour, None) => " if the model was trained 2:4".into(),
-            _ => String::new(),
+            (true, None) => " if the model was trained 2:4".into(),
+            (false, _) => String::new(),
         };
         let plural = if sequences == 1 { "" } else { "s" };
         format!(

@@ -2,7 +2,8 @@ use super::Format;
 use super::accuracy::{RECORDS, note};
 use super::cards::{CARDS, CardSpec, H100, H200};
 use super::cost::{self, Basis, REFERENCES};
-use super::records::{DECODE, DTYPE, Model, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, Record};
+use super::models::Model;
+use super::records::{DECODE, DTYPE, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, Record};
 use marlin_lm::KvCache;
 use marlin_testing::{expect_page, repository_file};
 use serde_json::Value;
@@ -27,7 +28,9 @@ fn weights_name(format: Format) -> &'static str {
     match format {
         Format::F16 => "f16",
         Format::Int8 => "w8a16",
+        Format::Int8TwoFour => "w8a16-24",
         Format::Fp8 => "fp8",
+        Format::Fp8W8A8 => "fp8-w8a8",
         Format::Nvfp4 => "nvfp4",
         Format::Mxfp4 => "mxfp4",
         Format::Int4 => "w4a16",
@@ -151,8 +154,11 @@ fn every_card_has_a_name_and_runs_all_formats() {
         assert_eq!(card.name.to_uppercase().parse::<CardSpec>(), Ok(card));
         assert_eq!(CardSpec::of_title(card.title), Ok(card));
         for format in Format::ALL {
-            assert!(
+            // Tensor cores multiply FP8 from compute capability 8.9 on.
+            let takes = format != Format::Fp8W8A8 || card.target().capability() >= 89;
+            assert_eq!(
                 format.runs(&config, &card.target()),
+                takes,
                 "{format:?} on {card:?}"
             );
         }
@@ -170,6 +176,15 @@ fn formats_that_the_kernels_do_not_take_are_left_out() {
     config.intermediate_size = 770;
     assert!(Format::Int4.runs(&config, &H200.target()));
     assert!(!Format::Int4TwoFour.runs(&config, &H200.target()));
+    assert!(!Format::Int8TwoFour.runs(&config, &H200.target()));
+    // Activations are rounded in chunks of 128 rows of K, and those of experts are not.
+    config.intermediate_size = 768;
+    config.hidden_size = 320;
+    assert!(Format::Fp8.runs(&config, &H200.target()));
+    assert!(Format::Fp8W8A8.fp8_products(&config, &H200.target(), 1024) < 1.0);
+    let mixture = Model::Qwen3Thirty.config();
+    assert!(Format::Fp8.runs(&mixture, &H200.target()));
+    assert!(!Format::Fp8W8A8.runs(&mixture, &H200.target()));
     assert!(!Format::Int4.runs(&config, &marlin_kernels::Target::FLEX));
     assert!(Format::F16.runs(&config, &marlin_kernels::Target::FLEX));
 }
@@ -317,6 +332,33 @@ fn measured_figures_are_of_the_measured_case_alone() {
             (Basis::Measured, vec!["prompts-h200.json"])
         );
     }
+}
+
+#[test]
+fn activations_in_fp8_count_for_prompts_alone() {
+    let eight = Model::Llama3Eight.config();
+    for sequences in [1, 64] {
+        let [fp8, rounded] = [Format::Fp8, Format::Fp8W8A8]
+            .map(|format| cost::decode(&eight, format, &H200, sequences, PROMPT_TOKENS));
+        assert_eq!(fp8, rounded, "{sequences}");
+    }
+    let first = |format, tokens| cost::first_token(&eight, format, &H200, tokens);
+    assert_eq!(first(Format::Fp8W8A8, 16), first(Format::Fp8, 16));
+    let [fp8, rounded] = [Format::Fp8, Format::Fp8W8A8].map(|format| first(format, 4000));
+    assert_eq!(rounded.basis, Basis::Modelled);
+    assert_eq!(rounded.records, ["prompts-w8a8-llama-2-7b-h200.json"]);
+    assert!(
+        rounded.milliseconds < 0.95 * fp8.milliseconds,
+        "{rounded:?}"
+    );
+    assert!(rounded.floor_milliseconds < fp8.floor_milliseconds);
+    // The measured prompt.
+    let seven = Model::Llama2Seven.config();
+    let measured = cost::first_token(&seven, Format::Fp8W8A8, &H200, 4000);
+    assert_eq!(
+        (measured.basis, measured.milliseconds),
+        (Basis::Measured, 80.677)
+    );
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use super::ModelArgs;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
-use marlin_lm::{CacheFormat, MAX_SEQUENCES};
+use marlin_lm::{CacheFormat, MAX_SEQUENCES, Pages};
+use marlin_serve::model::ModelOptions;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -33,17 +34,20 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Vec<String>,
     /// Sequences that run at once.
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=MAX_SEQUENCES as i64))]
+    #[arg(long, default_value_t = ModelOptions::default().max_sequences as u16, value_parser = clap::value_parser!(u16).range(1..=MAX_SEQUENCES as i64))]
     pub max_sequences: u16,
     /// Requests that wait for others to end; further ones are answered with 429.
-    #[arg(long, default_value_t = 1024)]
+    #[arg(long, default_value_t = ModelOptions::default().max_waiting)]
     pub max_waiting: usize,
     /// Tokens of a step, prompts and decode together; by default as many as one pass over the
     /// weights computes.
     #[arg(long, value_name = "TOKENS")]
     pub max_step_tokens: Option<usize>,
-    /// Positions of a page of the KV cache: a power of two, at least 16.
-    #[arg(long, default_value_t = 64)]
+    #[arg(
+        long,
+        default_value_t = ModelOptions::default().page_size,
+        help = format!("Positions of a page of the KV cache: a power of two, at least {}", Pages::MIN_SIZE)
+    )]
     pub page_size: usize,
     /// Format of the KV cache.
     #[arg(long, value_enum, default_value_t = KvCacheDtype::Auto)]
@@ -53,7 +57,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub pages: Option<u32>,
     /// Part of the device's free memory that the KV cache takes at most.
-    #[arg(long, value_name = "FRACTION", default_value_t = 0.9, value_parser = fraction)]
+    #[arg(long, value_name = "FRACTION", default_value_t = ModelOptions::default().memory_fraction, value_parser = fraction)]
     pub memory_fraction: f64,
     /// Share out service evenly among the API keys, instead of first come, first served.
     #[arg(long)]

@@ -10,36 +10,16 @@ use std::time::Instant;
 
 use rand::RngExt;
 
-use crate::support::{Folder, args, command, heldout, succeed, succeed_json};
+use crate::support::{Folder, args, calibrated, command, heldout, succeed, succeed_json};
 
 /// The number of times that a test kills the program.
 const KILLS: u32 = 10;
 
 /// Returns arguments of `quantize` with calibration on a few samples.
 fn gptq(source: &Path, target: &Path) -> Vec<OsString> {
-    let mut args = args![
-        "quantize",
-        source,
-        target,
-        "--method",
-        "gptq",
-        "--calibration",
-        heldout(),
-        "--device",
-        "flex",
-        "--json"
-    ];
-    args.extend(
-        [
-            "--samples",
-            "16",
-            "--max-len",
-            "64",
-            "--override",
-            "re:.*(k|down)_proj=bits:8",
-        ]
-        .map(Into::into),
-    );
+    let mut args = calibrated(source, target, &heldout(), 16, 64);
+    let mixed = "re:.*(k|down)_proj=bits:8";
+    args.extend(args!["--method", "gptq", "--override", mixed, "--json"]);
     args
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Folder, args, heldout, read_json, succeed, succeed_json};
+use crate::support::{Folder, args, calibrated, heldout, read_json, succeed, succeed_json};
 
 /// The line about the mixture's experts.
 const EXPERTS: &str = "6 experts a layer, 2 active";
@@ -70,21 +70,8 @@ fn experts_with_few_tokens_are_rounded_and_listed_unless_all_tokens_are_routed_t
     let folder = mixture();
     let quantize = |name: &str, more: &[&str]| {
         let target = folder.beside(name);
-        let mut args = args![
-            "quantize",
-            &folder.source,
-            target,
-            "--device",
-            "flex",
-            "--method",
-            "gptq",
-            "--calibration",
-            heldout(),
-            "--samples",
-            "4",
-            "--max-len",
-            "64"
-        ];
+        let mut args = calibrated(&folder.source, &target, &heldout(), 4, 64);
+        args.extend(args!["--method", "gptq"]);
         args.extend(more.iter().map(std::ffi::OsString::from));
         succeed(&args)
     };

@@ -2,25 +2,16 @@
 
 use std::ffi::OsString;
 
-use crate::support::{Folder, args, heldout, run_with_input};
+use crate::support::{Folder, args, calibrated, heldout, run_with_input};
 
 /// Runs `quantize` with more arguments, which must succeed. Returns the lines of standard error
 /// and standard output.
 fn quantize(more: &[&str]) -> (Vec<String>, String) {
     let folder = Folder::tiny();
-    let mut args = args!["quantize", &folder.source, &folder.target];
-    if more.contains(&"--method") {
-        args.extend(args![
-            "--calibration",
-            heldout(),
-            "--samples",
-            "4",
-            "--max-len",
-            "32",
-            "--device",
-            "flex"
-        ]);
-    }
+    let mut args = match more.contains(&"--method") {
+        true => calibrated(&folder.source, &folder.target, &heldout(), 4, 32),
+        false => args!["quantize", &folder.source, &folder.target],
+    };
     args.extend(more.iter().map(OsString::from));
     let run = run_with_input(&args, b"");
     assert_eq!(run.code, Some(0), "{}", run.stderr);

@@ -4,27 +4,15 @@ use serde_json::{Value, json};
 
 use crate::inspect::row;
 use crate::support::{
-    Folder, args, heldout, read_safetensors, run_with_input, succeed, succeed_json,
+    Folder, args, calibrated, heldout, read_safetensors, run_with_input, succeed, succeed_json,
 };
 
 #[test]
 fn awq_writes_the_norms_that_it_divides() {
     let folder = Folder::tiny();
     let calibrate = |target: &std::path::Path, method: &[&str]| {
-        let mut args = args![
-            "quantize",
-            &folder.source,
-            target,
-            "--device",
-            "flex",
-            "--calibration",
-            heldout(),
-            "--samples",
-            "4",
-            "--max-len",
-            "64",
-            "--json"
-        ];
+        let mut args = calibrated(&folder.source, target, &heldout(), 4, 64);
+        args.push("--json".into());
         args.extend(method.iter().map(std::ffi::OsString::from));
         succeed_json(&args)
     };
@@ -84,26 +72,9 @@ fn a_document_of_ten_megabytes_is_calibrated_on() {
             .to_string(),
     )
     .unwrap();
-    let calibration = args![
-        "--calibration",
-        &file,
-        "--samples",
-        "8",
-        "--max-len",
-        "32",
-        "--method",
-        "gptq",
-        "--device",
-        "flex",
-        "--json"
-    ];
-    let report = succeed_json(
-        &[
-            args!["quantize", &folder.source, &folder.target],
-            calibration,
-        ]
-        .concat(),
-    );
+    let mut args = calibrated(&folder.source, &folder.target, &file, 8, 32);
+    args.extend(args!["--method", "gptq", "--json"]);
+    let report = succeed_json(&args);
     assert!(
         report["quantized"]
             .as_array()

@@ -3,7 +3,8 @@
 use serde_json::json;
 
 use crate::support::{
-    Folder, args, heldout, read_safetensors, refuse, run_with_input, succeed, write_safetensors,
+    Folder, args, calibrated, heldout, read_safetensors, refuse, run_with_input, succeed,
+    write_safetensors,
 };
 
 #[test]
@@ -118,26 +119,8 @@ fn a_layer_that_two_of_four_do_not_fit_is_refused_before_anything_is_written() {
 #[test]
 fn act_order_over_groups_is_refused_before_anything_is_calibrated() {
     let folder = Folder::tiny();
-    let sample = [
-        "--method",
-        "gptq",
-        "--calibration",
-        heldout().to_str().unwrap(),
-        "--samples",
-        "1",
-        "--max-len",
-        "32",
-    ]
-    .map(String::from);
-    let mut args = args![
-        "quantize",
-        &folder.source,
-        &folder.target,
-        "--device",
-        "flex",
-        "--act-order"
-    ];
-    args.extend(sample.map(Into::into));
+    let mut args = calibrated(&folder.source, &folder.target, &heldout(), 1, 32);
+    args.extend(args!["--method", "gptq", "--act-order"]);
     refuse(
         &args,
         &[

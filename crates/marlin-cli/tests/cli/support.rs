@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, FloatDType};
 use marlin_lm::{Model, ModelConfig, save_float};
+use marlin_testing::with_fields;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -55,6 +56,31 @@ pub fn run_command(mut command: Command, input: &[u8]) -> Run {
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr,
     }
+}
+
+/// Returns the arguments of `quantize` on Flex that calibrate on `samples` parts of a text, each of
+/// up to `max_len` tokens.
+pub fn calibrated(
+    source: &Path,
+    target: &Path,
+    text: &Path,
+    samples: usize,
+    max_len: usize,
+) -> Vec<OsString> {
+    let [samples, max_len] = [samples, max_len].map(|count| count.to_string());
+    args![
+        "quantize",
+        source,
+        target,
+        "--device",
+        "flex",
+        "--calibration",
+        text,
+        "--samples",
+        samples,
+        "--max-len",
+        max_len
+    ]
 }
 
 /// Runs the program, which must succeed, and returns its standard output.
@@ -173,14 +199,11 @@ impl Folder {
 
     /// Creates the [`tiny`](Self::tiny) model with other fields in its config.
     pub fn with_config(fields: Value) -> Self {
-        let mut config = json!({
+        let config = json!({
             "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": true, "head_dim": 64,
         });
-        for (name, value) in fields.as_object().unwrap() {
-            config[name] = value.clone();
-        }
-        let config: ModelConfig = serde_json::from_value(config).unwrap();
+        let config: ModelConfig = serde_json::from_value(with_fields(config, &fields)).unwrap();
         let (folder, device) = (Self::empty(), Device::flex());
         // Flex has one generator for all threads.
         let drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);

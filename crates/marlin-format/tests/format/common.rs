@@ -2,12 +2,13 @@
 
 use half::{bf16, f16};
 use marlin_format::checkpoint::{
-    Checkpoint, CheckpointWriter, Dtype, LayerFormat, TensorData, TensorSpec, layer_tensors,
-    read_layer,
+    Checkpoint, CheckpointError, CheckpointWriter, Dtype, LayerFormat, TensorData, TensorSpec,
+    layer_tensors, read_layer,
 };
 use marlin_format::layout::PlainLayout;
+pub use marlin_format::with_causes as message;
 use marlin_format::{
-    GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, WeightValue,
+    FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, WeightValue,
 };
 pub use marlin_testing::rng;
 use proptest::prelude::*;
@@ -256,13 +257,40 @@ pub fn numbered_scales(count: usize, dtype: ScaleDtype) -> Scales {
     }
 }
 
-/// Returns the messages of an error and its causes, as one text.
-pub fn message(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes
-        .map(|error| error.to_string())
-        .collect::<Vec<_>>()
-        .join(": ")
+/// Checks that an error names a tensor of [`LAYER`] that is missing.
+#[track_caller]
+pub fn expect_missing(error: &CheckpointError, name: &str) {
+    assert!(
+        matches!(error, CheckpointError::MissingTensor { tensor, .. } if *tensor == format!("{LAYER}.{name}")),
+        "{error}"
+    );
+}
+
+/// Checks that an error is about the first scale, which is not finite.
+#[track_caller]
+pub fn expect_first_scale_refused(error: &CheckpointError) {
+    let CheckpointError::Weight { source, .. } = error else {
+        panic!("{error}")
+    };
+    let is_first = matches!(
+        source,
+        FormatError::NonFiniteScale {
+            group: 0,
+            column: 0,
+            ..
+        }
+    );
+    assert!(is_first, "{error}");
+}
+
+/// Checks that all tensors of a folder belong to [`LAYER`], and that its weight is as expected.
+#[track_caller]
+pub fn expect_layer(tensors: &[TensorData], format: &LayerFormat, expected: &PlainWeight) {
+    let (_folder, checkpoint) = checkpoint(tensors);
+    assert_eq!(&read_layer(&checkpoint, LAYER, format).unwrap(), expected);
+    let mut names = layer_tensors(&checkpoint, LAYER, format);
+    names.sort();
+    assert_eq!(names, checkpoint.names().collect::<Vec<_>>());
 }
 
 /// Checks a weight of floats value by value. `code(row, column)` and `scale(row, column)` are those

@@ -69,6 +69,77 @@ fn layers_of_other_formats_have_groups_of_their_own() {
     }
 }
 
+/// The targets of each group, in the order of their numbers.
+fn targets(config: &QuantizationConfig) -> Vec<Value> {
+    let json = config.to_json();
+    let groups = json["config_groups"].as_object().unwrap();
+    (0..groups.len())
+        .map(|index| groups[&format!("group_{index}")]["targets"].clone())
+        .collect()
+}
+
+/// transformers 5.24 with `dequantize=True` takes the first group for all layers. It finds too few
+/// values in narrower ones, and reads wider ones as other values.
+#[test]
+fn the_widest_values_have_the_first_group() {
+    let int8 = QuantSpec::int8(GroupSize::G128);
+    let config = QuantizationConfig::new(QuantSpec::int4(GroupSize::G128), Vec::new())
+        .unwrap()
+        .with_layers(QuantSpec::mxfp4(), false, vec!["up".into()])
+        .with_layers(int8, false, vec!["lm_head".into()]);
+    let expected = [json!(["lm_head"]), json!(["Linear"]), json!(["up"])];
+    assert_eq!(targets(&config), expected);
+    let config = QuantizationConfig::new(int8, Vec::new())
+        .unwrap()
+        .with_layers(QuantSpec::int4(GroupSize::G128), false, vec!["up".into()]);
+    assert_eq!(targets(&config), [json!(["Linear"]), json!(["up"])]);
+}
+
+/// transformers 5.24 takes the group whose pattern has the word `experts` for all experts, or else
+/// the first.
+#[test]
+fn experts_have_a_group_of_their_own_beside_others() {
+    let (int4, int8) = (
+        QuantSpec::int4(GroupSize::G128),
+        QuantSpec::int8(GroupSize::G128),
+    );
+    let pattern = json!([r"re:.*\.experts\..*"]);
+    let config = |spec| QuantizationConfig::new(spec, Vec::new()).unwrap();
+    assert_eq!(
+        targets(&config(int4).with_experts(int4)),
+        [json!(["Linear"])]
+    );
+    let head = config(int4)
+        .with_layers(int8, false, vec!["lm_head".into()])
+        .with_experts(int4);
+    assert_eq!(
+        targets(&head),
+        [json!(["lm_head"]), json!(["Linear"]), pattern.clone()]
+    );
+
+    let experts: Vec<String> = (0..3)
+        .map(|expert| format!("model.layers.1.mlp.experts.{expert}.up_proj"))
+        .collect();
+    let others = [&experts[..], &["lm_head".to_string()]].concat();
+    let wide = config(int4)
+        .with_layers(int8, false, others)
+        .with_experts(int8);
+    assert_eq!(
+        targets(&wide),
+        [json!(["lm_head"]), pattern, json!(["Linear"])]
+    );
+    let json = json!({ "quantization_config": wide.to_json() }).to_string();
+    let read = Quantization::from_config(json.as_bytes()).unwrap().unwrap();
+    for (layer, expected) in [
+        (experts[2].as_str(), "int8 g128"),
+        ("lm_head", "int8 g128"),
+        ("model.layers.1.mlp.shared_expert.up_proj", "int4 g128"),
+    ] {
+        let found = read.layer(layer).unwrap().to_string();
+        assert_eq!(found, format!("pack-quantized {expected}"), "{layer}");
+    }
+}
+
 #[test]
 fn a_written_config_has_what_readers_ask_for() {
     let config = QuantizationConfig::new(

@@ -8,7 +8,7 @@ use marlin_format::{GroupSize, PlainWeight, WeightValue};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use crate::common::{LAYER, checkpoint, expect_floats, message, rng, tensor};
+use crate::common::{LAYER, checkpoint, expect_floats, expect_layer, message, rng, tensor};
 
 /// The formats of published files.
 pub const FORMATS: [Fp4Format; 3] = [
@@ -162,12 +162,7 @@ fn other_tensors_of_a_layer_are_not_used() {
         let mut tensors = published(&mut rng(), 32, 8, format);
         let expected = read(&tensors, format).unwrap();
         tensors.extend(others.iter().map(|name| whole(name, 0.5)));
-        let (_folder, checkpoint) = checkpoint(&tensors);
-        let format = LayerFormat::Fp4(format);
-        assert_eq!(read_layer(&checkpoint, LAYER, &format).unwrap(), expected);
-        let mut names = layer_tensors(&checkpoint, LAYER, &format);
-        names.sort();
-        assert_eq!(names, checkpoint.names().collect::<Vec<_>>());
+        expect_layer(&tensors, &LayerFormat::Fp4(format), &expected);
     }
 }
 

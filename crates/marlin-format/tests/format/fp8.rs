@@ -9,7 +9,7 @@ use marlin_format::{FormatError, PlainWeight, QuantSpec, WeightValue};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use crate::common::{LAYER, checkpoint, expect_floats, message, rng, tensor};
+use crate::common::{LAYER, checkpoint, expect_floats, expect_layer, message, rng, tensor};
 
 const BLOCKS: Fp8Format = Fp8Format {
     config: Fp8Config::Fp8,
@@ -234,12 +234,7 @@ fn other_tensors_of_a_layer_are_not_used() {
             };
             tensors.push(tensor(name, Dtype::F32, &[1], &value.to_le_bytes()));
         }
-        let (_folder, checkpoint) = checkpoint(&tensors);
-        let format = LayerFormat::Fp8(format);
-        assert_eq!(read_layer(&checkpoint, LAYER, &format).unwrap(), expected);
-        let mut names = layer_tensors(&checkpoint, LAYER, &format);
-        names.sort();
-        assert_eq!(names, checkpoint.names().collect::<Vec<_>>());
+        expect_layer(&tensors, &LayerFormat::Fp8(format), &expected);
     }
 }
 

@@ -2,7 +2,6 @@
 //! `tests/golden`, whose README describes how the files are made.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use marlin_format::checkpoint::{
@@ -10,28 +9,9 @@ use marlin_format::checkpoint::{
     layer_tensors, read_layer,
 };
 use marlin_format::{PlainWeight, ScaleDtype};
+use marlin_testing::{GoldenFolder, golden};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
-use serde::Deserialize;
-
-/// An entry of `index.json`, one checkpoint.
-#[derive(Deserialize)]
-struct Golden {
-    name: String,
-    /// The format of each quantised layer, as displayed by [`LayerFormat`].
-    layers: BTreeMap<String, String>,
-    /// The file with the dequantised weights, `[N, K]` in the dtype in which the packer computes.
-    expected: String,
-}
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
-}
-
-fn index() -> Vec<Golden> {
-    let text = std::fs::read(folder().join("index.json")).unwrap();
-    serde_json::from_slice(&text).unwrap()
-}
 
 /// Returns the bits of `weight` as `[N, K]` in `dtype`, little-endian. In f32 every product is
 /// exact, so there is only one rounding, as in the packers.
@@ -94,7 +74,7 @@ fn check(
 #[test]
 fn weights_of_a_bitmask_are_as_the_packer_puts_them_back() {
     for name in ["ct-sparse24-bitmask-f16", "ct-sparse24-bitmask-bf16-shards"] {
-        let dir = folder().join(name);
+        let dir = golden(name);
         let (checkpoint, expected) = (
             Checkpoint::open(&dir).unwrap(),
             Checkpoint::open(dir.join("expected.safetensors")).unwrap(),
@@ -126,8 +106,8 @@ fn weights_of_a_bitmask_are_as_the_packer_puts_them_back() {
 fn every_format_dequantises_as_its_packer_does() {
     let mut failures = Vec::new();
     let mut layers = 0;
-    for golden in index() {
-        let dir = folder().join(&golden.name);
+    for golden in GoldenFolder::all() {
+        let dir = golden.dir();
         let checkpoint = Checkpoint::open(&dir).unwrap();
         let quantization = Quantization::read(&dir).unwrap();
         let has_layers = quantization.as_ref().is_some_and(|found| !found.is_float());
@@ -136,7 +116,7 @@ fn every_format_dequantises_as_its_packer_does() {
             continue;
         };
 
-        let expected = std::fs::read(folder().join(&golden.expected)).unwrap();
+        let expected = std::fs::read(golden.expected()).unwrap();
         let expected = SafeTensors::deserialize(&expected).unwrap();
         for (layer, text) in &golden.layers {
             layers += 1;
@@ -165,8 +145,8 @@ fn every_format_dequantises_as_its_packer_does() {
 
 #[test]
 fn the_parts_of_a_checkpoint_are_its_layers_and_the_other_tensors() {
-    for golden in index() {
-        let dir = folder().join(&golden.name);
+    for golden in GoldenFolder::all() {
+        let dir = golden.dir();
         let (checkpoint, quantization) = (
             Checkpoint::open(&dir).unwrap(),
             Quantization::read(&dir).unwrap(),
@@ -198,7 +178,7 @@ fn the_parts_of_a_checkpoint_are_its_layers_and_the_other_tensors() {
 
 #[test]
 fn one_file_is_a_checkpoint_by_itself() {
-    let dir = folder().join("plain-f32");
+    let dir = golden("plain-f32");
     let (whole, file) = (
         Checkpoint::open(&dir).unwrap(),
         Checkpoint::open(dir.join("model.safetensors")).unwrap(),
@@ -208,14 +188,14 @@ fn one_file_is_a_checkpoint_by_itself() {
         file.names().collect::<Vec<_>>(),
         whole.names().collect::<Vec<_>>()
     );
-    let logits = Checkpoint::open(folder().join("plain-bf16/expected.safetensors")).unwrap();
+    let logits = Checkpoint::open(golden("plain-bf16/expected.safetensors")).unwrap();
     assert_eq!(logits.names().collect::<Vec<_>>(), ["input_ids", "logits"]);
 }
 
 #[test]
 fn every_tensor_belongs_to_a_layer_in_its_format() {
-    for golden in index() {
-        let dir = folder().join(&golden.name);
+    for golden in GoldenFolder::all() {
+        let dir = golden.dir();
         let checkpoint = Checkpoint::open(&dir).unwrap();
         let quantization = Quantization::read(&dir).unwrap();
         let mut left: Vec<&str> = checkpoint.names().collect();

@@ -7,15 +7,12 @@ use marlin_format::{
     FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Sparsity, WeightValue,
     check_two_four, prune_two_four, quantize_rtn, quantize_two_four,
 };
+use marlin_testing::random_values;
 use proptest::prelude::*;
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
 use crate::common::{all_specs, any_spec, cases, random_weight, rng, sparse_weight};
-
-fn random_floats(rng: &mut StdRng, count: usize) -> Vec<f32> {
-    (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
-}
 
 proptest! {
     #![proptest_config(cases(100))]
@@ -45,7 +42,7 @@ proptest! {
     #[test]
     fn pruning_keeps_the_two_largest_of_four(k in 1..50usize, n in 1..50usize, spec in any_spec(), seed: u64) {
         let rng = &mut StdRng::seed_from_u64(seed);
-        let (k, values) = (4 * k, random_floats(rng, 4 * k * n));
+        let (k, values) = (4 * k, random_values(4 * k * n, 1.0, rng));
         let mut pruned = values.clone();
         prune_two_four(&mut pruned, k, n).unwrap();
         check_two_four(&pruned, k, n).unwrap();

@@ -1,3 +1,4 @@
+use marlin_testing::random_pieces;
 use marlin_text::harmony::{CONSTRAIN, MARKERS, MESSAGE};
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -306,15 +307,8 @@ fn pieces_change_nothing() {
         let text = random_answer(&mut rng);
         let tells_calls = rng.random_bool(0.8);
         let whole = divided(PROMPT, tells_calls, [text.as_str()]);
-        let mut pieces = Vec::new();
-        let mut rest = text.as_str();
-        let longest = rng.random_range(2..20);
-        while let Some((end, _)) = rest.char_indices().nth(rng.random_range(1..longest)) {
-            let (piece, after) = rest.split_at(end);
-            pieces.push(piece);
-            rest = after;
-        }
-        pieces.push(rest);
+        let longest = rng.random_range(1..19);
+        let pieces = random_pieces(&text, longest, &mut rng);
         assert_eq!(divided(PROMPT, tells_calls, pieces), whole, "{text:?}");
         // The bodies of an answer have no markers, but the arguments of a call may.
         for marker in MARKERS.into_iter().filter(|marker| !of_arguments(marker)) {

@@ -1,3 +1,4 @@
+use marlin_testing::random_pieces;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use serde_json::{Value, json};
@@ -289,15 +290,8 @@ fn changed_answers_are_divided_the_same_in_any_pieces() {
         let text = mutated(&mut rng, text);
         let format = ToolFormat::ALL[rng.random_range(0..3)];
         let whole = check(format, &text);
-        let mut pieces = Vec::new();
-        let mut rest = text.as_str();
-        let longest = rng.random_range(2..20);
-        while let Some((end, _)) = rest.char_indices().nth(rng.random_range(1..longest)) {
-            let (piece, after) = rest.split_at(end);
-            pieces.push(piece);
-            rest = after;
-        }
-        pieces.push(rest);
+        let longest = rng.random_range(1..19);
+        let pieces = random_pieces(&text, longest, &mut rng);
         assert_eq!(parsed(format, pieces), whole, "{format:?}: {text:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::support::client::{Response, ask, post};
 use crate::support::server::{TestOptions, TestServer};
+use marlin_testing::with_fields;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -10,11 +11,10 @@ pub const PATH: &str = "/v1/chat/completions";
 /// A request with one message and further fields.
 pub fn body(content: &str, fields: Value) -> Value {
     let messages = json!([{ "role": "user", "content": content }]);
-    let mut body = json!({ "model": "test/model", "messages": messages });
-    body.as_object_mut()
-        .unwrap()
-        .extend(fields.as_object().unwrap().clone());
-    body
+    with_fields(
+        json!({ "model": "test/model", "messages": messages }),
+        &fields,
+    )
 }
 
 /// A request whose answer is `text`.

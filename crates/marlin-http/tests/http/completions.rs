@@ -2,16 +2,13 @@
 
 use crate::support::client::{ask, post};
 use crate::support::server::TestServer;
+use marlin_testing::with_fields;
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
 
 fn body(prompt: Value, fields: Value) -> Value {
-    let mut body = json!({ "model": "test/model", "prompt": prompt });
-    body.as_object_mut()
-        .unwrap()
-        .extend(fields.as_object().unwrap().clone());
-    body
+    with_fields(json!({ "model": "test/model", "prompt": prompt }), &fields)
 }
 
 #[test]

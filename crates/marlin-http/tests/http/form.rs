@@ -3,25 +3,14 @@
 use crate::chat::{PATH, body, refused, say};
 use crate::support::client::{ask, post};
 use crate::support::server::TestServer;
+use crate::support::tool::{CALL, chat_tool};
 use serde_json::{Value, json};
 
 #[test]
 fn calls_of_tools_are_found_and_forced() {
     let server = TestServer::start();
-    let tool = json!({
-        "type": "function",
-        "function": {
-            "name": "add",
-            "parameters": {
-                "type": "object",
-                "properties": { "a": { "type": "integer", "minimum": 0, "maximum": 9 } },
-                "required": ["a"],
-                "additionalProperties": false,
-            },
-        },
-    });
-    let call = r#"Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>"#;
-    let request = say(call, json!({ "tools": [tool] }));
+    let tool = chat_tool();
+    let request = say(CALL, json!({ "tools": [tool] }));
     let answer = ask(server.address, PATH, &request);
     let choice = &answer["choices"][0];
     assert_eq!(choice["finish_reason"], "tool_calls");
@@ -65,9 +54,9 @@ fn calls_of_tools_are_found_and_forced() {
             serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
         assert!(arguments["a"].is_u64());
     }
-    let request = say(call, json!({ "tools": [tool], "tool_choice": "none" }));
+    let request = say(CALL, json!({ "tools": [tool], "tool_choice": "none" }));
     let message = &ask(server.address, PATH, &request)["choices"][0]["message"];
-    assert_eq!(message["content"], call);
+    assert_eq!(message["content"], CALL);
     // The conversation goes on after a call.
     let mut request = say("Done.", json!({ "tools": [tool] }));
     let messages = request["messages"].as_array_mut().unwrap();

@@ -3,6 +3,7 @@
 use crate::chat::{PATH, body, say};
 use crate::support::client::{ask, post};
 use crate::support::server::{HARMONY, TestOptions, TestServer};
+use crate::support::tool::{chat_tool, parameters};
 use marlin_text::harmony::MARKERS;
 use serde_json::{Value, json};
 
@@ -20,19 +21,6 @@ fn server() -> TestServer {
         special: &MARKERS,
         ..TestOptions::default()
     })
-}
-
-fn parameters() -> Value {
-    json!({
-        "type": "object",
-        "properties": { "a": { "type": "integer", "minimum": 0, "maximum": 9 } },
-        "required": ["a"],
-        "additionalProperties": false,
-    })
-}
-
-fn chat_tool() -> Value {
-    json!({ "type": "function", "function": { "name": "add", "parameters": parameters() } })
 }
 
 /// The joined texts of the events of one type, in a field of each.

@@ -2,6 +2,8 @@
 
 use crate::support::client::{ask, post};
 use crate::support::server::TestServer;
+use crate::support::tool::{CALL, parameters};
+use marlin_testing::with_fields;
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/messages";
@@ -9,11 +11,10 @@ const PATH: &str = "/v1/messages";
 /// A request with one message and further fields.
 fn body(content: impl Into<Value>, fields: Value) -> Value {
     let messages = json!([{ "role": "user", "content": content.into() }]);
-    let mut body = json!({ "model": "test/model", "max_tokens": 100, "messages": messages });
-    body.as_object_mut()
-        .unwrap()
-        .extend(fields.as_object().unwrap().clone());
-    body
+    with_fields(
+        json!({ "model": "test/model", "max_tokens": 100, "messages": messages }),
+        &fields,
+    )
 }
 
 /// A request whose answer is `text`.
@@ -25,16 +26,9 @@ fn tool() -> Value {
     json!({
         "name": "add",
         "description": "Adds.",
-        "input_schema": {
-            "type": "object",
-            "properties": { "a": { "type": "integer", "minimum": 0, "maximum": 9 } },
-            "required": ["a"],
-            "additionalProperties": false,
-        },
+        "input_schema": parameters(),
     })
 }
-
-const CALL: &str = r#"Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>"#;
 
 #[test]
 fn an_answer_in_one_piece_has_the_fields_of_the_api() {

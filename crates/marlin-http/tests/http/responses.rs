@@ -2,16 +2,17 @@
 
 use crate::support::client::{ask, post};
 use crate::support::server::TestServer;
+use crate::support::tool::{CALL, parameters};
+use marlin_testing::with_fields;
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/responses";
 
 fn body(input: impl Into<Value>, fields: Value) -> Value {
-    let mut body = json!({ "model": "test/model", "input": input.into() });
-    body.as_object_mut()
-        .unwrap()
-        .extend(fields.as_object().unwrap().clone());
-    body
+    with_fields(
+        json!({ "model": "test/model", "input": input.into() }),
+        &fields,
+    )
 }
 
 /// A request whose answer is `text`.
@@ -23,16 +24,9 @@ fn tool() -> Value {
     json!({
         "type": "function",
         "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": { "a": { "type": "integer", "minimum": 0, "maximum": 9 } },
-            "required": ["a"],
-            "additionalProperties": false,
-        },
+        "parameters": parameters(),
     })
 }
-
-const CALL: &str = r#"Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>"#;
 
 #[test]
 fn an_answer_in_one_piece_has_the_fields_of_the_api() {

@@ -169,7 +169,7 @@ pub fn launches(problem: &QuantProblem, rows: RowOrder, card: &Card) -> Vec<Laun
     let tiles = |rows| {
         of_problem(problem, rows)
             .configs(card.capability, card.shared_limit)
-            .filter(|config| problem.n().is_multiple_of(config.column_multiple()))
+            .filter(|config| config.takes_columns(problem.n()))
             .map(|config| config.tile)
     };
     let gathered =

@@ -62,10 +62,15 @@ impl Config {
         !self.is_gated() || self.tile.chunks_n().is_multiple_of(2)
     }
 
+    /// Returns true if a weight's N columns divide into tiles.
+    pub(crate) const fn takes_columns(&self, n: usize) -> bool {
+        n.is_multiple_of(self.column_multiple())
+    }
+
     /// Returns the number of which N must be a multiple. With SwiGLU, gates fill one half of each
     /// tile and the corresponding ups the other half; with experts, the last tile of `wgmma` may
     /// have fewer.
-    pub(crate) const fn column_multiple(&self) -> usize {
+    const fn column_multiple(&self) -> usize {
         if !self.is_gated() {
             1
         } else if self.has_partial_gates() {

@@ -49,7 +49,7 @@ pub fn launches(problem: &QuantProblem, card: &Card) -> Vec<Launch> {
     }
     let tiles = format(problem)
         .configs(card.capability, card.shared_limit)
-        .filter(|config| problem.n().is_multiple_of(config.column_multiple()))
+        .filter(|config| config.takes_columns(problem.n()))
         .map(|config| config.tile);
     let launch = |tile: Tile| {
         Some(Launch {

@@ -50,7 +50,7 @@ pub(crate) fn expect_epilogue(
     launch: &Launch,
     config: &Config,
 ) -> Result<(), KernelError> {
-    if problem.n().is_multiple_of(config.column_multiple()) && config.takes_epilogue() {
+    if config.takes_columns(problem.n()) && config.takes_epilogue() {
         return Ok(());
     }
     Err(KernelError::Epilogue {

@@ -259,7 +259,7 @@ fn weight_bytes([k, n]: [usize; 2], format: Option<WeightFormat>, float: usize) 
 mod tests {
     use marlin_format::checkpoint::Checkpoint;
     use marlin_format::{GroupSize, QuantSpec};
-    use marlin_testing::repository_file;
+    use marlin_testing::GoldenFolder;
 
     use super::*;
     use crate::Architecture;
@@ -267,11 +267,9 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_files_of_every_architecture() {
-        let golden = repository_file("tests/golden");
         let mut found = Vec::new();
-        for entry in golden.read_dir().unwrap() {
-            let dir = entry.unwrap().path();
-            let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+        for golden in GoldenFolder::all() {
+            let (name, dir) = (&golden.name, golden.dir());
             if !name.starts_with("arch-") && name != "moe-all" {
                 continue;
             }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use self::architectures::OTHERS;
 use super::*;
-use crate::tests::support::{config_json, config_with};
+use crate::tests::support::{config_json, config_with, with_fields};
 
 fn parse(json: &Value) -> Result<ModelConfig, ModelConfigError> {
     ModelConfig::from_json(&json.to_string())
@@ -105,14 +105,7 @@ fn what_is_written_is_read_back() {
 #[test]
 fn old_and_new_spellings_mean_the_same() {
     let scaling = json!({ "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64 });
-    let with = |fields: Value| {
-        let mut scaling = scaling.clone();
-        scaling
-            .as_object_mut()
-            .unwrap()
-            .extend(fields.as_object().unwrap().clone());
-        scaling
-    };
+    let with = |fields: Value| with_fields(scaling.clone(), &fields);
     let old = config_with(
         json!({ "rope_theta": 5e5, "rope_scaling": with(json!({ "type": "llama3" })) }),
     );

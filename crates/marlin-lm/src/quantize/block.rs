@@ -47,7 +47,8 @@ enum Matmul {
 /// A matmul of a block, with its layers.
 pub(super) struct Projected<'a> {
     matmul: Matmul,
-    /// The plans of its layers, in the order of their output features.
+    /// The plans of its layers, in the order of their output features; none of experts that stay
+    /// float in one tensor.
     plans: Vec<&'a Plan<'a>>,
     /// The factors of its weight.
     factors: Factors,
@@ -86,7 +87,10 @@ impl<'w, 'a> BlockRun<'w, 'a> {
     pub(super) fn resume(mut self, done: &Checkpoint) -> Result<(), ModelError> {
         while let Some(projected) = self.projected() {
             self.pass_float(projected.matmul)?;
-            let weight = self.upload(&projected.plans, read(done, &projected.plans)?);
+            let weight = match layers(&projected.plans).is_empty() {
+                true => self.float_weight(&projected)?,
+                false => self.upload(&projected.plans, read(done, &projected.plans)?),
+            };
             self.put(&projected, weight)?;
         }
         self.pass_mixture()

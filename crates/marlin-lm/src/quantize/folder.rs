@@ -253,7 +253,11 @@ impl<'a> FolderRun<'a> {
             .map(|layer| (layer.name.clone(), layer.spec))
             .collect();
         let compressed_tensors = || {
-            of_layers(self.quantization.clone(), &report.excluded, &others)
+            let config = match report.spec_of_experts() {
+                Some(spec) => self.quantization.clone().with_experts(spec),
+                None => self.quantization.clone(),
+            };
+            of_layers(config, &report.excluded, &others)
                 .map_err(|error| invalid(self.target, error))
         };
         Ok(match self.options.format {

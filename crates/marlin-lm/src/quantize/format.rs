@@ -71,45 +71,6 @@ impl FileFormat {
         }
     }
 
-    /// Returns the reason why some readers of this format refuse a file with such a layer; `None`
-    /// if they accept it. A layer without a spec is excluded, and `common` is the spec of layers
-    /// that are not overridden.
-    pub(super) fn refusal(
-        self,
-        k: usize,
-        spec: Option<QuantSpec>,
-        common: &QuantSpec,
-        act_order: bool,
-    ) -> Option<&'static str> {
-        if self == Self::Gptq && spec != Some(*common) {
-            return Some(
-                "transformers (5.24) reads no layers of settings of their own in the form GPTQ (`dynamic`); GPTQModel and vLLM do",
-            );
-        }
-        let spec = spec?;
-        match self {
-            Self::CompressedTensors if !k.is_multiple_of(spec.scales.group.rows(k)) => Some(
-                "compressed-tensors itself and vLLM refuse groups that do not divide K; the form GPTQ is read with them",
-            ),
-            Self::CompressedTensors if spec.has_zero_points() => Some(
-                "transformers (5.24) opens zero points only with `CompressedTensorsConfig(dequantize=True)`; vLLM reads them as they are",
-            ),
-            Self::Gptq if act_order && spec.scales.group.count(k) > 1 => {
-                Some("vLLM refuses act-order over groups; GPTQModel reads it")
-            }
-            Self::Gptq if spec.has_zero_points() => Some(
-                "vLLM refuses zero points in the form GPTQ; GPTQModel reads them, and vLLM those of compressed-tensors",
-            ),
-            Self::Gptq if !k.is_multiple_of(spec.scales.group.rows(k)) => {
-                Some("vLLM refuses groups that do not divide K; GPTQModel reads them")
-            }
-            Self::Marlin24 => Some(
-                "compressed-tensors from 0.15 on and vLLM read no marlin-24; compressed-tensors' default form holds the same weights with their zeros",
-            ),
-            _ => None,
-        }
-    }
-
     /// Returns the names of the layers that `layer`, a layer of `projection`, has in a file of this
     /// format.
     pub(super) fn names(self, layer: &str, projection: &ProjectionShape) -> Vec<String> {

@@ -10,6 +10,7 @@ mod options;
 mod overrides;
 mod plan;
 mod progress;
+mod readers;
 pub(crate) mod resume;
 mod samples;
 mod scaling;
@@ -19,6 +20,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use marlin_format::checkpoint::Checkpoint;
+use marlin_format::checkpoint::compressed_tensors::is_expert;
 use marlin_format::{QuantSpec, Sparsity};
 use marlin_quant::{LayerError, LayerLoss, QuantError};
 use serde::{Deserialize, Serialize};
@@ -61,6 +63,17 @@ impl QuantizeReport {
     /// Returns true if the output head was quantised.
     fn has_head(&self) -> bool {
         self.quantized.iter().any(|layer| layer.name == HEAD)
+    }
+
+    /// Returns the spec of the experts, if all of them are quantised and have the same.
+    fn spec_of_experts(&self) -> Option<QuantSpec> {
+        if self.excluded.iter().any(|layer| is_expert(layer)) {
+            return None;
+        }
+        let experts = self.quantized.iter().filter(|layer| is_expert(&layer.name));
+        let mut specs = experts.map(|layer| layer.spec);
+        let first = specs.next()?;
+        specs.all(|spec| spec == first).then_some(first)
     }
 }
 

@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use marlin_format::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointWriter, TensorSpec, TensorView, stacked,
+    Checkpoint, CheckpointError, CheckpointWriter, Dtype, TensorSpec, TensorView, stacked,
 };
 use marlin_format::{PlainWeight, QuantSpec, WeightDescriptor, WeightFormat, memory_short_of};
 use rayon::prelude::*;
 
 use super::overrides::Overrides;
+use super::readers::{ExpertSettings, ReadLayer, Role, Warnings};
 use super::{EMBEDDING, FileFormat, HEAD, QuantizeOptions};
 use crate::ModelError;
 use crate::architectures::{LayerShape, StackPart, StackShape};
@@ -43,12 +44,13 @@ pub(super) enum Target {
 }
 
 /// Plans every tensor of a checkpoint. Refuses layers that cannot be quantised or written as
-/// requested, and exclusions and overrides that match no layer. Warns of layers that only some
-/// readers accept.
+/// requested, experts of a block with different settings, and exclusions and overrides that match
+/// no layer. Warns of layers that only some readers accept. `common` is the spec of layers that are
+/// not overridden.
 pub(super) fn plan<'a>(
     checkpoint: &'a Checkpoint,
     config: &ModelConfig,
-    spec: &QuantSpec,
+    common: &QuantSpec,
     options: &QuantizeOptions,
     mut overrides: Overrides,
     excluded: &mut Vec<String>,
@@ -61,7 +63,8 @@ pub(super) fn plan<'a>(
         false => EMBEDDING,
     };
     let mut plans = Vec::new();
-    let mut refusals: Vec<(&str, String, usize)> = Vec::new();
+    let mut experts = ExpertSettings::default();
+    let mut warnings = Warnings::default();
     for name in checkpoint.names() {
         let view = checkpoint.tensor(name)?;
         let is_quantized = [".weight_packed", ".qweight", ".experts.down_proj_blocks"]
@@ -78,6 +81,13 @@ pub(super) fn plan<'a>(
         {
             let is_tied = head_source != HEAD;
             plans.push(head_plan(view, [k, n], spec, options, is_tied)?);
+            let read = ReadLayer {
+                role: Role::Head,
+                k,
+                spec: Some(spec),
+                is_bf16: view.dtype() == Dtype::BF16,
+            };
+            warnings.add(HEAD, format.reasons(&read, common, act_order));
             if !is_tied {
                 continue;
             }
@@ -91,6 +101,29 @@ pub(super) fn plan<'a>(
                 parts.push((layer.clone(), [k, n], rows));
             }
         } else if let Some(stack) = stack_of(config, name) {
+            let layers = stack.layers.iter().map(|(layer, _)| layer.name.as_str());
+            if layers
+                .clone()
+                .all(|layer| overrides.spec_of([&stack.name, layer]).is_none())
+            {
+                // Experts that stay float stay in one tensor, too: transformers reads those of
+                // gpt-oss in no other form.
+                if !stack.is_bias {
+                    let read = ReadLayer {
+                        role: Role::FloatStack,
+                        k: view.shape().last().copied().unwrap_or(1),
+                        spec: None,
+                        is_bf16: view.dtype() == Dtype::BF16,
+                    };
+                    warnings.add(&stack.name, format.reasons(&read, common, act_order));
+                    for layer in layers {
+                        experts.role(config, layer, None, false)?;
+                        excluded.push(layer.into());
+                    }
+                }
+                plans.push(Plan::copy_whole(view, *common));
+                continue;
+            }
             for (layer, part) in stack.layers {
                 let [k, n] = layer.dims;
                 if stack.is_bias {
@@ -99,7 +132,7 @@ pub(super) fn plan<'a>(
                         view,
                         part,
                         format!("{}.bias", layer.name),
-                        *spec,
+                        *common,
                     ));
                 } else {
                     parts.push((layer.name, [k, n], Part::OfExpert { k, stack: part }));
@@ -110,18 +143,19 @@ pub(super) fn plan<'a>(
             }
         } else {
             overrides.stays(layer.unwrap_or(name));
-            let rows = Part::Rows(0..view.shape().first().copied().unwrap_or(1));
-            plans.push(Plan::copy(view, rows, name.into(), *spec));
+            plans.push(Plan::copy_whole(view, *common));
             continue;
         }
+        let is_split = parts.len() > 1;
         for (layer, [k, n], part) in parts {
             let chosen = overrides.spec_of([layer_of(name), &layer]);
-            if let Some(reason) = format.refusal(k, chosen, spec, act_order) {
-                match refusals.iter_mut().find(|(known, ..)| *known == reason) {
-                    Some((.., layers)) => *layers += 1,
-                    None => refusals.push((reason, layer.clone(), 1)),
-                }
-            }
+            let read = ReadLayer {
+                role: experts.role(config, &layer, chosen, is_split)?,
+                k,
+                spec: chosen,
+                is_bf16: view.dtype() == Dtype::BF16,
+            };
+            warnings.add(&layer, format.reasons(&read, common, act_order));
             if let Some(spec) = chosen {
                 let weight_format = WeightFormat::dense(spec)
                     .with_sparsity(sparsity)
@@ -135,7 +169,7 @@ pub(super) fn plan<'a>(
                     is_copied_too: false,
                 });
             } else {
-                plans.push(Plan::copy(view, part, format!("{layer}.weight"), *spec));
+                plans.push(Plan::copy(view, part, format!("{layer}.weight"), *common));
                 excluded.push(layer);
             }
         }
@@ -143,9 +177,7 @@ pub(super) fn plan<'a>(
     // A tied head has no tensor.
     overrides.stays(HEAD);
     overrides.check_used()?;
-    for (reason, layer, layers) in refusals {
-        tracing::warn!(%layer, layers, "not all readers will take the target: {reason}");
-    }
+    warnings.log();
     Ok(plans)
 }
 
@@ -221,6 +253,8 @@ fn targets_of(config: &ModelConfig, layer: &str, format: FileFormat) -> Option<V
 
 /// The layers of experts that a tensor holds, or their biases.
 struct Stack {
+    /// The name of the tensor of weights.
+    name: String,
     layers: Vec<(LayerShape, StackPart)>,
     is_bias: bool,
 }
@@ -245,7 +279,11 @@ fn stack_of(config: &ModelConfig, name: &str) -> Option<Stack> {
         .filter_map(|layer| Some((layer.clone(), layer.stack?)))
         .filter(|(_, part)| part.name == stack)
         .collect();
-    (!layers.is_empty()).then_some(Stack { layers, is_bias })
+    (!layers.is_empty()).then(|| Stack {
+        name: stack.into(),
+        layers,
+        is_bias,
+    })
 }
 
 /// Returns the layer's name in the source, or the tensor's name if the tensor is not a weight.
@@ -263,6 +301,13 @@ impl<'a> Plan<'a> {
             spec,
             is_copied_too: false,
         }
+    }
+
+    /// Plans the copy of a whole tensor. `spec` is not used.
+    fn copy_whole(view: TensorView<'a>, spec: QuantSpec) -> Self {
+        let rows = Part::Rows(0..view.shape().first().copied().unwrap_or(1));
+        let name = view.name().into();
+        Self::copy(view, rows, name, spec)
     }
 }
 

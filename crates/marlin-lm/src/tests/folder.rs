@@ -2,9 +2,8 @@
 //! again.
 
 use burn::tensor::{Device, FloatDType};
-use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
-use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};
-use marlin_format::{GroupSize, QuantSpec, quantize_rtn};
+use marlin_format::checkpoint::{Checkpoint, Dtype};
+use marlin_format::{GroupSize, QuantSpec};
 use serde_json::json;
 
 use super::support::*;
@@ -156,63 +155,6 @@ fn a_head_of_its_own_counts_whatever_the_config_says() {
     );
 }
 
-/// Writes a folder with every projection except `mlp.down_proj` quantised to `spec`. Returns the
-/// dequantised weights.
-fn write_quantized(
-    dir: &std::path::Path,
-    config: &ModelConfig,
-    weights: &Weights,
-    spec: &QuantSpec,
-) -> Weights {
-    let ignore = vec!["lm_head".to_string(), "re:.*down_proj".to_string()];
-    let mut json = config.to_json();
-    json["quantization_config"] = QuantizationConfig::new(*spec, ignore).unwrap().to_json();
-    let mut dequantized = weights.clone();
-    let mut tensors = Vec::new();
-    for (name, (shape, values)) in weights {
-        let layer = name
-            .strip_suffix(".weight")
-            .filter(|layer| layer.ends_with("_proj") && !layer.ends_with("down_proj"));
-        let Some(layer) = layer else {
-            tensors.push((
-                TensorSpec::new(name.as_str(), Dtype::F32, shape.as_slice()),
-                bytes(values, Dtype::F32),
-            ));
-            continue;
-        };
-        let &[n, k] = shape.as_slice() else {
-            panic!("{name} {shape:?}")
-        };
-        let transposed: Vec<f32> = (0..k * n).map(|i| values[i % n * k + i / n]).collect();
-        let plain = quantize_rtn(&transposed, k, n, spec).unwrap();
-        let rounded = plain.dequantize();
-        dequantized.insert(
-            name.clone(),
-            (
-                shape.clone(),
-                (0..n * k).map(|i| rounded[i % k * n + i / k]).collect(),
-            ),
-        );
-        tensors.extend(
-            compressed_tensors::tensors_of(layer, &plain)
-                .into_iter()
-                .map(|tensor| (tensor.spec, tensor.bytes)),
-        );
-    }
-    let mut writer = CheckpointWriter::create(dir).unwrap();
-    writer
-        .write_file("config.json", json.to_string().as_bytes())
-        .unwrap();
-    writer
-        .declare(tensors.iter().map(|(spec, _)| spec.clone()))
-        .unwrap();
-    for (spec, bytes) in &tensors {
-        writer.write_tensor(&spec.name, bytes).unwrap();
-    }
-    writer.finish().unwrap();
-    dequantized
-}
-
 #[test]
 fn quantised_projections_compute_what_their_dequantised_weights_do() {
     let mut rng = rng();
@@ -225,7 +167,9 @@ fn quantised_projections_compute_what_their_dequantised_weights_do() {
         QuantSpec::int4(GroupSize::Channel).with_zero_points(),
     ] {
         let ((_a, quantized), (_b, float)) = (temporary(), temporary());
-        let dequantized = write_quantized(&quantized, &config, &weights, &spec);
+        let dequantized = write_quantized(&quantized, &config, &weights, |layer| {
+            (layer.ends_with("_proj") && !layer.ends_with("down_proj")).then_some(spec)
+        });
         write_folder(&float, &config, &dequantized, Dtype::F32);
         let (quantized, float) = (open(&quantized).model, open(&float).model);
         let layer = &quantized.layers[1];

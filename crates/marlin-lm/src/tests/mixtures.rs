@@ -5,6 +5,7 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use marlin_format::checkpoint::Dtype;
+use marlin_format::checkpoint::compressed_tensors::LayerPattern;
 use marlin_format::{GroupSize, QuantSpec};
 use serde_json::json;
 
@@ -142,87 +143,111 @@ fn configs_whose_numbers_of_experts_do_not_fit_are_refused() {
     assert_eq!(again, default);
 }
 
-/// Experts of which some are float, or whose gate and up have different formats, have no kernel.
+const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
+
+/// Quantises a folder with [`SPEC`] and these options.
+fn quantized(source: &Path, target: &Path, options: &QuantizeOptions) -> Result<(), ModelError> {
+    let report = quantize_folder(
+        source,
+        target,
+        &SPEC,
+        options,
+        |_| ControlFlow::Continue(()),
+    );
+    report.map(drop)
+}
+
+/// Experts of which some are float, or whose gate and up have different formats, have no kernel:
+/// such files are not opened, and not written.
 #[test]
 fn experts_of_different_formats_are_refused_by_name() {
     let config = mixture(Architecture::Qwen2Moe);
-    let spec = QuantSpec::int4(GroupSize::G32);
+    let weights = random_weights(&config, &mut rng());
     let (_parent, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng()),
-        Dtype::F32,
-    );
-    for (exclude, named) in [
+    write_folder(&source, &config, &weights, Dtype::F32);
+    for (excluded, opened) in [
         (
-            r"re:model\.layers\.1\.mlp\.experts\.2\.",
+            r"model\.layers\.1\.mlp\.experts\.2\.",
             "model.layers.1.mlp.experts.2.gate_proj",
         ),
         (
-            r"re:.*\.experts\.1\.up_proj",
+            r".*\.experts\.1\.up_proj",
             "model.layers.0.mlp.experts.1.gate_proj",
         ),
-        (
-            r"re:.*\.experts\.\d\.down_proj",
-            "model.layers.0.mlp.experts",
-        ),
+        (r".*\.experts\.\d\.down_proj", "model.layers.0.mlp.experts"),
     ] {
+        let pattern = LayerPattern::new(format!("re:{excluded}")).unwrap();
         let (_other, target) = temporary();
-        let options = QuantizeOptions {
-            exclude: vec![exclude.into()],
-            ..QuantizeOptions::default()
-        };
-        quantize_folder(&source, &target, &spec, &options, |_| {
-            ControlFlow::Continue(())
-        })
-        .unwrap();
-        let error = LanguageModel::open(&target, &Device::flex(), &super::support::options());
-        let faults = check_folder(
-            &target,
-            &Device::flex(),
-            &super::support::options(),
-            |_, _, _| {},
-        );
-        assert!(!faults.is_empty(), "{exclude}: the check finds nothing");
+        write_quantized(&target, &config, &weights, |layer| {
+            (layer.contains(".experts.") && !pattern.matches(layer)).then_some(SPEC)
+        });
+        let error = LanguageModel::open(&target, &Device::flex(), &options());
+        let faults = check_folder(&target, &Device::flex(), &options(), |_, _, _| {});
+        assert!(!faults.is_empty(), "{excluded}: the check finds nothing");
         match error.map(drop) {
             Err(ModelError::MixedExperts { layer } | ModelError::NotJoined { layer }) => {
-                assert_eq!(layer, named, "{exclude}");
+                assert_eq!(layer, opened, "{excluded}");
             }
-            other => panic!("{exclude}: {other:?}"),
+            other => panic!("{excluded}: {other:?}"),
         }
+
+        let options = QuantizeOptions {
+            exclude: vec![format!("re:{excluded}")],
+            ..QuantizeOptions::default()
+        };
+        let (_another, target) = temporary();
+        let error = quantized(&source, &target, &options);
+        let Err(ModelError::MixedExperts { layer }) = &error else {
+            panic!("{excluded}: {error:?}")
+        };
+        assert!(layer.contains(".mlp.experts."), "{excluded}: {layer}");
+        assert!(!target.exists(), "{excluded}");
     }
 }
 
 #[test]
 fn an_expert_of_another_format_is_refused_by_name() {
     let config = mixture(Architecture::Mixtral);
-    let (_parent, source) = temporary();
-    write_folder(
-        &source,
-        &config,
-        &random_weights(&config, &mut rng()),
-        Dtype::F32,
-    );
-    let (_other, target) = temporary();
-    let options = QuantizeOptions {
-        overrides: vec![(
-            r"re:.*layers\.1\..*experts\.3\.w2".into(),
-            "bits:8".parse().unwrap(),
-        )],
-        ..QuantizeOptions::default()
-    };
-    let spec = QuantSpec::int4(GroupSize::G32);
-    quantize_folder(&source, &target, &spec, &options, |_| {
-        ControlFlow::Continue(())
-    })
-    .unwrap();
+    let weights = random_weights(&config, &mut rng());
+    let ((_parent, source), (_other, target)) = (temporary(), temporary());
+    write_folder(&source, &config, &weights, Dtype::F32);
+    let other = "model.layers.1.block_sparse_moe.experts.3.w2";
+    write_quantized(&target, &config, &weights, |layer| {
+        let spec = match layer == other {
+            true => QuantSpec::int8(GroupSize::G32),
+            false => SPEC,
+        };
+        layer.contains(".experts.").then_some(spec)
+    });
     let message = refusal(&target);
-    for part in [
-        "model.layers.1.block_sparse_moe.experts.3.w2",
-        "int8",
-        "int4",
-    ] {
+    for part in [other, "int8", "int4"] {
         assert!(message.contains(part), "{message}");
     }
+
+    // Gates and ups are one matmul, downs are another.
+    let options = |pattern: &str| QuantizeOptions {
+        overrides: vec![(pattern.into(), "bits:8".parse().unwrap())],
+        ..QuantizeOptions::default()
+    };
+    for pattern in [other, r"re:.*layers\.0\..*experts\.\d\.w1"] {
+        let (_another, target) = temporary();
+        let error = quantized(&source, &target, &options(pattern));
+        let Err(ModelError::OtherExpert {
+            expected, found, ..
+        }) = &error
+        else {
+            panic!("{pattern}: {error:?}")
+        };
+        assert_ne!(expected, found, "{pattern}");
+        assert!(!target.exists(), "{pattern}");
+    }
+    let (_another, target) = temporary();
+    quantized(&source, &target, &options("re:.*w2")).unwrap();
+    let faults = check_folder(
+        &target,
+        &Device::flex(),
+        &super::support::options(),
+        |_, _, _| {},
+    );
+    assert!(faults.is_empty(), "{faults:?}");
 }

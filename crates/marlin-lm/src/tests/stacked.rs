@@ -10,7 +10,7 @@ use marlin_format::{GroupSize, QuantSpec};
 use marlin_testing::repository_file;
 use serde_json::json;
 
-use super::calibrate::{gptq, run};
+use super::calibrate::{SPEC, assert_same_bytes, gptq, run, stop_after};
 use super::model::{TOLERANCE, full};
 use super::support::*;
 use crate::architectures::StackShape;
@@ -218,18 +218,33 @@ fn quantised_stacks_are_those_of_single_matrices() {
         let ((_a, single), (_b, stack)) = (temporary(), temporary());
         write_folder(&single, &config, &weights, Dtype::F32);
         write_folder(&stack, &config, &stacked(&config, &weights), Dtype::F32);
+        let experts_of = |tensors: &BTreeMap<String, Vec<u8>>, block: &str| {
+            let is_of_expert = |name: &str| name.starts_with(block) && name.contains(".experts.");
+            let experts = tensors.iter().filter(|(name, _)| is_of_expert(name));
+            experts
+                .map(|(name, bytes)| (name.clone(), bytes.clone()))
+                .collect::<BTreeMap<_, _>>()
+        };
+        let (first, float_stack) = ("model.layers.0.", tensors(&stack));
         let options = QuantizeOptions {
-            // Float experts are written one by one, too.
             exclude: vec!["re:.*layers.0.*experts.*".into()],
             ..QuantizeOptions::default()
         };
-        let [expected, found] = [single, stack].map(|source| {
+        let [expected, mut found] = [single, stack].map(|source| {
             let (_parent, target) = temporary();
             quantized(&source, &target, &options).unwrap();
             let faults = check_folder(&target, &Device::flex(), &self::options(), |_, _, _| {});
             assert!(faults.is_empty(), "{architecture}: {faults:?}");
             tensors(&target)
         });
+        // Float experts stay as they were, in one tensor or one by one; all else is the same.
+        let kept = experts_of(&found, first);
+        assert!(
+            !kept.is_empty() && kept == experts_of(&float_stack, first),
+            "{architecture}"
+        );
+        found.retain(|name, _| !kept.contains_key(name));
+        found.extend(experts_of(&expected, first));
         assert!(expected == found, "{architecture}");
     }
 }
@@ -262,6 +277,37 @@ fn stacks_are_calibrated() {
         assert_eq!((loss.tokens, loss.fell_back), (4 * 48, false), "{loss:?}");
     }
     let faults = check_folder(&target, &Device::flex(), &self::options(), |_, _, _| {});
+    assert!(faults.is_empty(), "{faults:?}");
+}
+
+/// Experts that stay float in one tensor are passed by a run, and by one that goes on.
+#[test]
+fn excluded_stacks_are_passed() {
+    let mut rng = rng();
+    let config = config_of(Architecture::GptOss, json!({}));
+    let weights = random_weights(&config, &mut rng);
+    let (_a, source) = temporary();
+    write_folder(&source, &config, &stacked(&config, &weights), Dtype::F32);
+    let samples: Vec<Vec<u32>> = (0..4)
+        .map(|_| random_tokens(48, config.vocab_size, &mut rng))
+        .collect();
+    let options = QuantizeOptions {
+        exclude: vec!["re:.*experts".into()],
+        ..gptq(&samples)
+    };
+    let ((_b, whole), (_c, resumed)) = (temporary(), temporary());
+    let report = run(&source, &whole, &options).unwrap();
+    let blocks = config.num_hidden_layers;
+    assert_eq!(report.quantized.len(), 4 * blocks);
+    assert_eq!(
+        report.excluded.len(),
+        3 * blocks * config.experts.as_ref().unwrap().count
+    );
+    // After the first block.
+    stop_after(5, &source, &resumed, &SPEC, &options);
+    run(&source, &resumed, &options).unwrap();
+    assert_same_bytes(&whole, &resumed);
+    let faults = check_folder(&whole, &Device::flex(), &self::options(), |_, _, _| {});
     assert!(faults.is_empty(), "{faults:?}");
 }
 

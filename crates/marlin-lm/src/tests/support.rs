@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, FloatDType};
 use half::{bf16, f16};
-use marlin_format::QuantSpec;
+use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
 use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
+use marlin_format::{QuantSpec, quantize_rtn};
 use marlin_testing::repository_file;
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -260,6 +261,64 @@ pub(crate) fn write_folder(dir: &Path, config: &ModelConfig, weights: &Weights, 
         writer.write_tensor(name, &bytes(values, dtype)).unwrap();
     }
     writer.finish().unwrap();
+}
+
+/// Writes a folder whose layers are rounded to the specs that `spec_of` returns for their names,
+/// and float where it returns none. Returns the weights with those of these layers dequantised.
+pub(crate) fn write_quantized(
+    dir: &Path,
+    config: &ModelConfig,
+    weights: &Weights,
+    spec_of: impl Fn(&str) -> Option<QuantSpec>,
+) -> Weights {
+    let (mut dequantized, mut tensors) = (weights.clone(), Vec::new());
+    let mut specs: BTreeMap<String, (QuantSpec, Vec<String>)> = BTreeMap::new();
+    let mut ignore = Vec::new();
+    for (name, (shape, values)) in weights {
+        let layer = name.strip_suffix(".weight").unwrap_or(name);
+        let (Some(spec), &[n, k]) = (spec_of(layer), &shape[..]) else {
+            ignore.push(layer.to_string());
+            tensors.push((
+                TensorSpec::new(name.as_str(), Dtype::F32, shape.as_slice()),
+                bytes(values, Dtype::F32),
+            ));
+            continue;
+        };
+        let transposed: Vec<f32> = (0..k * n).map(|i| values[i % n * k + i / n]).collect();
+        let plain = quantize_rtn(&transposed, k, n, &spec).unwrap();
+        let rounded = plain.dequantize();
+        let rounded = (0..n * k).map(|i| rounded[i % k * n + i / k]).collect();
+        dequantized.insert(name.clone(), (shape.clone(), rounded));
+        let layers = specs.entry(spec.to_string());
+        let (_, layers) = layers.or_insert_with(|| (spec, Vec::new()));
+        layers.push(layer.into());
+        let of_layer = compressed_tensors::tensors_of(layer, &plain);
+        tensors.extend(
+            of_layer
+                .into_iter()
+                .map(|tensor| (tensor.spec, tensor.bytes)),
+        );
+    }
+    let mut specs = specs.into_values();
+    let (common, _) = specs.next().expect("a quantised layer");
+    let quantization = QuantizationConfig::new(common, ignore).unwrap();
+    let quantization = specs.fold(quantization, |config, (spec, layers)| {
+        config.with_layers(spec, false, layers)
+    });
+    let mut json = config.to_json();
+    json["quantization_config"] = quantization.to_json();
+    let mut writer = CheckpointWriter::create(dir).unwrap();
+    writer
+        .write_file("config.json", json.to_string().as_bytes())
+        .unwrap();
+    writer
+        .declare(tensors.iter().map(|(spec, _)| spec.clone()))
+        .unwrap();
+    for (spec, bytes) in &tensors {
+        writer.write_tensor(&spec.name, bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    dequantized
 }
 
 /// Writes a folder like [`write_folder`], in f32, with `shards` files and an index.

@@ -8,8 +8,9 @@ use half::f16;
 use marlin_kernels::matmul::host::HostFloat;
 use marlin_kernels::matmul::host::lm_head::head;
 use marlin_kernels::{ActivationDtype, Epilogue};
-use marlin_testing::seed;
+use marlin_testing::{rms_norm as rms_norm_f64, rotate, seed};
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
 fn random<T: HostFloat>(count: usize, rng: &mut StdRng) -> Vec<T> {
@@ -35,14 +36,6 @@ fn expect<T: HostFloat>(what: &str, seed: u64, found: &[T], expected: &[f64], to
     }
 }
 
-fn normalised(x: &[f64], weight: &[f64], epsilon: f64) -> Vec<f64> {
-    let root = (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + epsilon).sqrt();
-    x.iter()
-        .zip(weight)
-        .map(|(x, weight)| x / root * weight)
-        .collect()
-}
-
 fn rows_agree<T: HostFloat>(tolerance: f64) {
     let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
@@ -53,7 +46,7 @@ fn rows_agree<T: HostFloat>(tolerance: f64) {
         );
         let expected: Vec<f64> = f64s(&x)
             .chunks(features)
-            .flat_map(|row| normalised(row, &f64s(&weight), 1e-5))
+            .flat_map(|row| rms_norm_f64(row, &f64s(&weight), 1e-5))
             .collect();
         expect(
             "norm",
@@ -187,9 +180,7 @@ fn attention_agrees<T: HostFloat>(
     // The pages of the slots in a random order.
     let table = shape.cache.table_dims().map(|[slots, columns]| {
         let mut pages: Vec<i32> = (0..(slots * columns) as i32).collect();
-        for i in (1..pages.len()).rev() {
-            pages.swap(i, rng.random_range(0..=i));
-        }
+        pages.shuffle(rng);
         pages
     });
     let element = |slot: usize, head: usize, position: usize| {
@@ -213,19 +204,11 @@ fn attention_agrees<T: HostFloat>(
 
     let rotated = |x: &[f64], norm: usize, position: usize| {
         let mut x = match &norms {
-            Some(norms) => normalised(x, &f64s(&norms[norm]), 1e-5),
+            Some(norms) => rms_norm_f64(x, &f64s(&norms[norm]), 1e-5),
             None => x.to_vec(),
         };
-        for i in 0..half {
-            let (cos, sin) = (
-                f64::from(cos[position * half + i]),
-                f64::from(sin[position * half + i]),
-            );
-            (x[i], x[i + half]) = (
-                x[i] * cos - x[i + half] * sin,
-                x[i + half] * cos + x[i] * sin,
-            );
-        }
+        let angles = position * half..(position + 1) * half;
+        rotate(&mut x, &cos[angles.clone()], &sin[angles]);
         x
     };
     let mut expected = vec![0.0; 4 * heads * head_dim];

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use marlin_testing::{repository_file, rng};
+use marlin_testing::{byte_fallback_tokenizer, open_tokenizer, repository_file, rng};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use serde_json::{Value, json};
@@ -26,37 +26,9 @@ impl Vocabulary {
     /// Makes a vocabulary of these tokens, single bytes, and special tokens.
     fn of(tokens: impl IntoIterator<Item = String>, options: CompilerOptions) -> Self {
         let special = ["<s>", "<call>", "</s>", "<|end|>"];
-        let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
-        let mut vocabulary = serde_json::Map::new();
-        for token in special
-            .into_iter()
-            .map(String::from)
-            .chain(bytes)
-            .chain(tokens)
-        {
-            let id = vocabulary.len();
-            vocabulary.entry(token).or_insert(id.into());
-        }
-        let added: Vec<Value> = special
-            .iter()
-            .map(|text| {
-                json!({
-                    "id": vocabulary[*text], "content": text, "special": true, "normalized": false,
-                    "single_word": false, "lstrip": false, "rstrip": false,
-                })
-            })
-            .collect();
-        let size = vocabulary.len();
-        let json = json!({
-            "version": "1.0",
-            "added_tokens": added,
-            "decoder": { "type": "ByteFallback" },
-            "model": { "type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": true },
-        });
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("tokenizer.json");
-        std::fs::write(&path, json.to_string()).unwrap();
-        let tokenizer = marlin_text::Tokenizer::open(&path).unwrap();
+        let json = byte_fallback_tokenizer(&special, tokens);
+        let size = json["model"]["vocab"].as_object().unwrap().len();
+        let tokenizer = open_tokenizer(&json, |path| marlin_text::Tokenizer::open(path).unwrap());
         let tokens = tokenizer.token_bytes().unwrap();
         // The model's vocabulary is larger than the tokenizer's.
         let size = size + 5;

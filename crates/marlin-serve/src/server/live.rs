@@ -9,6 +9,7 @@ use super::text::Text;
 use crate::grammar::{GrammarError, GrammarState};
 use crate::scheduler::{Outcome, Request, RequestId};
 use futures_channel::mpsc;
+use marlin_format::with_causes;
 use marlin_text::{TextError, Tokenizer};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -24,7 +25,7 @@ pub(super) enum Last {
 
 impl Last {
     pub fn failed_grammar(error: &GrammarError) -> Self {
-        Self::Failed(FailReason::Grammar(error_text(error)))
+        Self::Failed(FailReason::Grammar(with_causes(error)))
     }
 }
 
@@ -183,7 +184,7 @@ impl<'t> Live<'t> {
         let text = match self.decode(token) {
             Ok(text) => text,
             Err(error) => {
-                let reason = error_text(&error);
+                let reason = with_causes(&error);
                 self.last = Some(Last::Failed(FailReason::Text(reason.clone())));
                 return Outcome::Failed(reason);
             }
@@ -286,11 +287,4 @@ impl<'t> Live<'t> {
             completion_tokens: self.tokens.len() - self.prompt_tokens,
         }
     }
-}
-
-/// Returns the message of an error with its causes.
-pub(super) fn error_text(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    let messages: Vec<_> = causes.map(|error| error.to_string()).collect();
-    messages.join(": ")
 }

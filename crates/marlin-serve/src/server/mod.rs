@@ -90,7 +90,7 @@ pub struct ServerOptions {
     pub event_buffer: usize,
     /// The time from a failed step to a trial: a step of one token that the server computes while
     /// it has no requests, so that its [health](ServerHandle::health) follows the device. It
-    /// doubles with each further failure, five times at most; by default one second. The figures of
+    /// doubles with each further failure, 5 times at most; by default one second. The figures of
     /// requests do not count trials.
     pub retry: Duration,
 }

@@ -3,11 +3,12 @@
 use super::event::{EndReason, FailReason};
 use super::executor::{Executor, ExecutorError, RowOutput, TokenMask};
 use super::handle::{Command, Health, Shared, Submission};
-use super::live::{Last, Live, error_text};
+use super::live::{Last, Live};
 use super::record::Recorder;
 use crate::scheduler::{
     Event, EventKind, FinishReason, Metrics, Outcome, RequestId, Scheduler, Step,
 };
+use marlin_format::with_causes;
 use marlin_text::Tokenizer;
 use rayon::prelude::*;
 use std::collections::{HashMap, VecDeque};
@@ -243,7 +244,7 @@ impl<'t, E: Executor> ServerThread<'t, E> {
                 self.shared.left_queue();
                 self.recorder.admitted(live, chunk.start);
                 if let Err(error) = live.admit(self.tokenizer, chunk.start, now) {
-                    refused.push((request, FailReason::Text(error_text(&error))));
+                    refused.push((request, FailReason::Text(with_causes(&error))));
                     continue;
                 }
             }

@@ -68,8 +68,7 @@ impl Fixture {
 }
 
 pub fn tokenizer() -> Tokenizer {
-    let path = marlin_testing::repository_file("crates/marlin-text/tests/byte_level.json");
-    Tokenizer::open(&path).unwrap()
+    Tokenizer::open(&marlin_testing::byte_level_file()).unwrap()
 }
 
 /// Returns a greedy request for up to `max_tokens` tokens.

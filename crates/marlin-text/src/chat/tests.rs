@@ -1,7 +1,8 @@
+use marlin_format::with_causes;
+use marlin_testing::{byte_level_tokenizer, golden_json};
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::tests::byte_level_tokenizer;
 
 /// Creates a temporary folder with these files.
 fn folder(files: &[(&str, String)]) -> tempfile::TempDir {
@@ -24,15 +25,9 @@ fn render(template: &str) -> Result<String, TextError> {
         .render(&[Message::user("Größe <4> \"µm\"")], true)
 }
 
-/// Returns the message of an error with its causes.
-fn message(error: &TextError) -> String {
-    marlin_format::with_causes(error)
-}
-
 #[test]
 fn published_templates_render_as_transformers_renders_them() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/chat_templates.json");
-    let golden: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let golden = golden_json("chat_templates.json");
     let cases = golden["cases"].as_array().unwrap();
     assert!(cases.len() > 70, "{}", cases.len());
     for case in cases {
@@ -53,7 +48,7 @@ fn published_templates_render_as_transformers_renders_them() {
         match case["expected"].as_str() {
             Some(expected) => assert_eq!(rendered.unwrap(), expected, "{name}: {messages:?}"),
             None => {
-                let error = message(&rendered.expect_err("the template refuses"));
+                let error = with_causes(&rendered.expect_err("the template refuses"));
                 assert!(
                     error.contains(case["error"].as_str().unwrap())
                         && error.contains("tokenizer_config.json"),
@@ -165,7 +160,8 @@ fn jinja_is_set_up_as_in_python() {
 
 #[test]
 fn refusals_name_the_file_and_the_reason() {
-    let refused = |files: &[(&str, String)]| message(&open(files).expect_err("must be refused"));
+    let refused =
+        |files: &[(&str, String)]| with_causes(&open(files).expect_err("must be refused"));
     let error = refused(&[("chat_template.jinja", "{% for %}".into())]);
     assert!(
         error.contains("chat_template.jinja") && error.contains("syntax error"),
@@ -194,17 +190,18 @@ fn refusals_name_the_file_and_the_reason() {
     );
 
     let error =
-        message(&render("{{ raise_exception('no system message') }}").expect_err("refused"));
+        with_causes(&render("{{ raise_exception('no system message') }}").expect_err("refused"));
     assert!(
         error.contains("chat_template.jinja") && error.contains("no system message"),
         "{error}"
     );
-    let error = message(&render("{{ messages[0].content.bark() }}").expect_err("no such method"));
+    let error =
+        with_causes(&render("{{ messages[0].content.bark() }}").expect_err("no such method"));
     assert!(error.contains("bark"), "{error}");
-    let error = message(&render("{{ strftime_now('%!') }}").expect_err("no such directive"));
+    let error = with_causes(&render("{{ strftime_now('%!') }}").expect_err("no such directive"));
     assert!(error.contains("strftime_now"), "{error}");
     let endless = "{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}";
-    let error = message(&render(endless).expect_err("a hundred million steps"));
+    let error = with_causes(&render(endless).expect_err("a hundred million steps"));
     assert!(error.contains("4000000 steps"), "{error}");
 }
 

@@ -1,3 +1,4 @@
+use marlin_testing::random_pieces;
 use rand::RngExt;
 
 use super::*;
@@ -172,14 +173,7 @@ fn pieces_change_nothing() {
                 false => PARTS[rng.random_range(0..PARTS.len())],
             })
             .collect();
-        let mut pieces = Vec::new();
-        let mut rest = text.as_str();
-        while let Some((end, _)) = rest.char_indices().nth(rng.random_range(1..12)) {
-            let (piece, after) = rest.split_at(end);
-            pieces.push(piece);
-            rest = after;
-        }
-        pieces.push(rest);
+        let pieces = random_pieces(&text, 11, &mut rng);
         let whole = messages(PROMPT, [text.as_str()]);
         assert_eq!(messages(PROMPT, pieces.iter().copied()), whole, "{text:?}");
         let whole = transcript([text.as_str()]);

@@ -1,17 +1,14 @@
 use std::collections::VecDeque;
 
+use marlin_testing::{byte_level_tokenizer, open_tokenizer};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::json;
 
 use super::*;
-use crate::tests::byte_level_tokenizer;
 
 fn tokenizer(json: &serde_json::Value) -> Tokenizer {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("tokenizer.json");
-    std::fs::write(&path, json.to_string()).unwrap();
-    Tokenizer::open(&path).unwrap()
+    open_tokenizer(json, |path| Tokenizer::open(path).unwrap())
 }
 
 /// Returns a tokenizer with one token for each byte.

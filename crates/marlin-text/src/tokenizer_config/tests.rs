@@ -1,9 +1,9 @@
 use std::fs;
 
+use marlin_testing::{byte_level_tokenizer, golden_json};
 use serde_json::json;
 
 use super::*;
-use crate::tests::byte_level_tokenizer;
 use crate::{ChatTemplate, Message, Tokenizer};
 
 /// Creates a folder with the byte-level tokenizer, to which `added_tokens` are added, and with
@@ -28,9 +28,7 @@ fn open(dir: &tempfile::TempDir) -> Result<Tokenizer, TextError> {
 
 #[test]
 fn tokens_of_configs_count_as_transformers_counts_them() {
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizer_configs.json");
-    let golden: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let golden = golden_json("tokenizer_configs.json");
     let text = golden["text"].as_str().unwrap();
     let cases = golden["cases"].as_array().unwrap();
     assert!(cases.len() > 70, "{}", cases.len());

@@ -170,13 +170,11 @@ fn described(error: tokenizers::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use serde_json::{Value, json};
+    use marlin_testing::{byte_level_tokenizer, golden_json};
+    use serde_json::json;
     use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
     use super::*;
-    use crate::tests::byte_level_tokenizer;
 
     fn pieces(engine: &LoadedTokenizer, text: &str) -> Vec<String> {
         let mut pieces = PreTokenizedString::from(text);
@@ -195,9 +193,7 @@ mod tests {
 
     #[test]
     fn patterns_split_as_in_transformers() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../tests/golden/tokenizer_patterns.json");
-        let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let golden = golden_json("tokenizer_patterns.json");
         let cases = golden["cases"].as_array().unwrap();
         assert!(cases.len() > 30, "{}", cases.len());
         for case in cases {

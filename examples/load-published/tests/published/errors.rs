@@ -7,6 +7,7 @@ use burn::tensor::Device;
 use burn_marlin::convert::LoadError;
 use burn_marlin::{GroupSize, QuantSpec, WeightQuantizer};
 use load_published::Bert;
+use marlin_format::with_causes;
 use safetensors::Dtype;
 
 use crate::support::{config, edited, golden, model};
@@ -18,10 +19,7 @@ fn keys() -> KeyRemapper {
 /// Asserts that the message of an error and its causes contains all of `words`.
 #[track_caller]
 fn says(error: &dyn std::error::Error, words: &[&str]) {
-    let message: Vec<String> = std::iter::successors(Some(error), |error| error.source())
-        .map(ToString::to_string)
-        .collect();
-    let message = message.join(": ");
+    let message = with_causes(error);
     for word in words {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }

@@ -1,4 +1,4 @@
-use marlin_testing::relative_error;
+use marlin_testing::{GoldenTensors, relative_error};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 /// Returns the folder that llm-compressor wrote.
 pub fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/bert-ct-int4-g32")
+    marlin_testing::golden("bert-ct-int4-g32")
 }
 
 pub fn config() -> BertConfig {
@@ -31,31 +31,11 @@ pub struct Expected {
 
 impl Expected {
     pub fn read() -> Self {
-        let bytes = std::fs::read(golden().join("expected.safetensors")).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let floats = |name: &str| -> Vec<f64> {
-            let values = file.tensor(name).unwrap();
-            values
-                .data()
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|&bytes| f32::from_le_bytes(bytes).into())
-                .collect()
-        };
+        let file = GoldenTensors::read(&golden().join("expected.safetensors"));
+        let floats = |name: &str| file.floats(name).1;
         let ints = |name: &str| {
-            let view = file.tensor(name).unwrap();
-            let values: Vec<i64> = view
-                .data()
-                .as_chunks::<8>()
-                .0
-                .iter()
-                .map(|&bytes| i64::from_le_bytes(bytes))
-                .collect();
-            Tensor::from_data(
-                TensorData::new(values, view.shape().to_vec()),
-                &Device::flex(),
-            )
+            let (shape, values) = file.ints(name);
+            Tensor::from_data(TensorData::new(values, shape), &Device::flex())
         };
         Self {
             ids: ints("input_ids"),

@@ -1,5 +1,7 @@
 //! Creation of the `quantization_config` in a checkpoint's `config.json`.
 
+use std::cmp::Reverse;
+
 use serde_json::{Map, Value, json};
 
 use super::LayerPattern;
@@ -13,6 +15,15 @@ const MARLIN_24: &str = "marlin-24";
 const MIXED: &str = "mixed-precision";
 /// The PyTorch class of the layers that are quantised.
 const TARGET: &str = "Linear";
+/// The part of a layer's name that says that it is one of an expert's.
+const EXPERTS: &str = ".experts.";
+/// The pattern of the layers of all experts.
+const EXPERTS_PATTERN: &str = r"re:.*\.experts\..*";
+
+/// Returns true if a layer with this name is one of an expert in a mixture.
+pub fn is_expert(layer: &str) -> bool {
+    layer.contains(EXPERTS)
+}
 
 /// The quantisation of a checkpoint to write: the spec of its linear layers, the layers with
 /// another spec, and the skipped layers, which stay floats.
@@ -25,6 +36,8 @@ pub struct QuantizationConfig {
     format: &'static str,
     /// The spec, act-order and names of layers with another quantisation.
     others: Vec<(QuantSpec, bool, Vec<String>)>,
+    /// The spec of all experts.
+    experts: Option<QuantSpec>,
 }
 
 impl QuantizationConfig {
@@ -44,6 +57,7 @@ impl QuantizationConfig {
             act_order: false,
             format: PACK_QUANTIZED,
             others: Vec::new(),
+            experts: None,
         })
     }
 
@@ -67,6 +81,16 @@ impl QuantizationConfig {
     pub fn with_layers(mut self, spec: QuantSpec, act_order: bool, names: Vec<String>) -> Self {
         self.others.push((spec, act_order, names));
         self
+    }
+
+    /// Returns the config with a group of their own for the experts of the model, all of which have
+    /// this spec. transformers (5.24) has one setting for all experts: that of the group with a
+    /// pattern that has the word `experts`, or of the first group.
+    pub fn with_experts(self, spec: QuantSpec) -> Self {
+        Self {
+            experts: Some(spec),
+            ..self
+        }
     }
 
     /// Returns the config with more entries of `ignore`.
@@ -107,16 +131,30 @@ impl QuantizationConfig {
         FloatFormat::of(spec).map_or(self.format, FloatFormat::name)
     }
 
+    /// Returns the spec, act-order and targets of each group, the widest values first. With
+    /// `dequantize=True` transformers (5.24) reads all dense layers with the first group that is
+    /// not the experts': that fails for narrower values, and would take the first part of wider
+    /// ones for all of them, without an error.
+    fn groups(&self) -> Vec<(&QuantSpec, bool, Vec<&str>)> {
+        let mut groups = vec![(&self.spec, self.act_order, vec![TARGET])];
+        // Without others, the experts are in the only group.
+        let experts = self.experts.as_ref().filter(|_| !self.others.is_empty());
+        for (spec, act_order, names) in &self.others {
+            let names = names.iter().map(String::as_str);
+            let names = names.filter(|name| experts.is_none() || !is_expert(name));
+            groups.push((spec, *act_order, names.collect()));
+        }
+        groups.extend(experts.map(|spec| (spec, self.act_order, vec![EXPERTS_PATTERN])));
+        groups.retain(|(.., targets)| !targets.is_empty());
+        groups.sort_by_key(|(spec, ..)| Reverse(spec.value.bits()));
+        groups
+    }
+
     /// Returns the `quantization_config` object.
     pub fn to_json(&self) -> Value {
-        let first = (&self.spec, self.act_order, json!([TARGET]));
-        let others = self
-            .others
-            .iter()
-            .map(|(spec, act_order, names)| (spec, *act_order, json!(names)));
-        let groups = std::iter::once(first).chain(others).enumerate();
+        let groups = self.groups().into_iter().enumerate();
         let groups = groups.map(|(index, (spec, act_order, targets))| {
-            let mut group = group(spec, act_order, targets);
+            let mut group = group(spec, act_order, json!(targets));
             group["format"] = self.format_of(spec).into();
             (format!("group_{index}"), group)
         });

@@ -26,7 +26,7 @@ mod floats;
 mod pattern;
 
 use self::floats::FloatFormat;
-pub use config::QuantizationConfig;
+pub use config::{QuantizationConfig, is_expert};
 pub use pattern::LayerPattern;
 
 use rayon::prelude::*;

@@ -77,12 +77,8 @@ fn fields_say_the_format() {
             false,
         ),
     ] {
-        let mut fields =
-            json!({ "num_bits": 8, "type": "float", "symmetric": true, "dynamic": false });
-        fields
-            .as_object_mut()
-            .unwrap()
-            .extend(weights.as_object().unwrap().clone());
+        let fields = json!({ "num_bits": 8, "type": "float", "symmetric": true, "dynamic": false });
+        let fields = with_fields(fields, &weights);
         for name in ["float-quantized", "naive-quantized"] {
             assert_eq!(format(&with(name, fields.clone())), of(blocks), "{fields}");
         }

@@ -1,38 +1,20 @@
 //! Answers that follow a grammar of the format.
 
-use marlin_serve::grammar::{CompilerOptions, Grammar, GrammarCompiler, GrammarSource};
+use marlin_serve::grammar::{Grammar, GrammarSource};
 use marlin_text::harmony::MARKERS;
-use serde_json::{Value, json};
 
 use super::{PROMPT, THOUGHT, divided};
 use crate::harmony::{calls_grammar, final_grammar};
-use crate::tools::tests::forced::{END, tokenizer, written};
-use crate::tools::{ToolGrammarError, ToolSchema};
+use crate::tools::ToolGrammarError;
+use crate::tools::tests::forced::{END, check_call, compiler, tools, written};
 
 #[test]
 fn answers_under_a_grammar_have_the_form_after_reasoning() {
     let mut rng = marlin_testing::rng();
-    let number = json!({
-        "properties": { "n": { "type": "integer", "minimum": 0, "maximum": 9 } },
-        "required": ["n"],
-        "additionalProperties": false,
-    });
-    let tools = [
-        ToolSchema {
-            name: "digit",
-            parameters: Some(&number),
-        },
-        ToolSchema {
-            name: "no.thing-1",
-            parameters: None,
-        },
-    ];
+    let tools = tools();
     let goes_on = format!("{PROMPT}<|channel|>final<|message|>It is ");
     for special in [&MARKERS[..], &[]] {
-        let tokenizer = tokenizer(special).showing(special).unwrap();
-        let size = tokenizer.vocab_size();
-        let options = CompilerOptions::default();
-        let compiler = GrammarCompiler::new(tokenizer.clone(), size, vec![END], options);
+        let (tokenizer, compiler) = compiler(special);
         let token_id = |text: &str| compiler.token_id(text).unwrap();
         let compile = |prompt: &str| {
             let calls = calls_grammar(prompt, &tools, token_id).unwrap();
@@ -78,12 +60,7 @@ fn answers_under_a_grammar_have_the_form_after_reasoning() {
             let [[name, arguments]] = found.as_slice() else {
                 panic!("{text}");
             };
-            let arguments: Value = serde_json::from_str(arguments).unwrap();
-            match name.as_str() {
-                "digit" => assert!(arguments["n"].is_u64()),
-                "no.thing-1" => assert_eq!(arguments, json!({})),
-                _ => panic!("{text}"),
-            }
+            check_call(name, arguments);
             let text = written(&regex, &tokenizer, &mut rng);
             let (_, content, calls) = divided(PROMPT, true, [text.as_str()]);
             assert!(content.len() == 3 && content.starts_with('/'), "{text}");

@@ -1,6 +1,9 @@
 //! Answers that follow the grammar of a format are calls for its parser.
 
+use std::sync::LazyLock;
+
 use marlin_serve::grammar::{CompilerOptions, Grammar, GrammarCompiler, GrammarSource};
+use marlin_testing::{byte_fallback_tokenizer, open_tokenizer};
 use marlin_text::Tokenizer;
 
 use super::*;
@@ -8,37 +11,41 @@ use super::*;
 /// The token that ends a text.
 pub(crate) const END: u32 = 0;
 
-/// Returns a tokenizer with single bytes and these special tokens.
-pub(crate) fn tokenizer(special: &[&str]) -> Tokenizer {
-    let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
-    let special = ["</s>"].iter().chain(special);
-    let texts: Vec<String> = special
-        .clone()
-        .map(ToString::to_string)
-        .chain(bytes)
-        .collect();
-    let vocabulary: serde_json::Map<_, _> = (texts.iter().enumerate())
-        .map(|(id, text)| (text.clone(), id.into()))
-        .collect();
-    let added: Vec<Value> = special
-        .enumerate()
-        .map(|(id, text)| {
-            json!({
-                "id": id, "content": text, "special": true, "normalized": false,
-                "single_word": false, "lstrip": false, "rstrip": false,
-            })
+/// Returns a tokenizer with single bytes and these special tokens, which it shows, and a compiler of
+/// grammars for it.
+pub(crate) fn compiler(special: &[&str]) -> (Tokenizer, GrammarCompiler) {
+    let json = byte_fallback_tokenizer(&[&["</s>"], special].concat(), []);
+    let tokenizer = open_tokenizer(&json, |path| Tokenizer::open(path).unwrap());
+    let tokenizer = tokenizer.showing(special).unwrap();
+    let (size, options) = (tokenizer.vocab_size(), CompilerOptions::default());
+    let compiler = GrammarCompiler::new(tokenizer.clone(), size, vec![END], options);
+    (tokenizer, compiler)
+}
+
+/// Returns two tools: `digit`, with an argument `n` from 0 to 9, and `no.thing-1`, without any.
+pub(crate) fn tools() -> [ToolSchema<'static>; 2] {
+    static DIGIT: LazyLock<Value> = LazyLock::new(|| {
+        json!({
+            "properties": { "n": { "$ref": "#/$defs/digit" } },
+            "required": ["n"],
+            "additionalProperties": false,
+            "$defs": { "digit": { "type": "integer", "minimum": 0, "maximum": 9 } },
         })
-        .collect();
-    let json = json!({
-        "version": "1.0",
-        "added_tokens": added,
-        "decoder": { "type": "ByteFallback" },
-        "model": { "type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": true },
     });
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("tokenizer.json");
-    std::fs::write(&path, json.to_string()).unwrap();
-    Tokenizer::open(&path).unwrap()
+    [("digit", Some(&*DIGIT)), ("no.thing-1", None)]
+        .map(|(name, parameters)| ToolSchema { name, parameters })
+}
+
+/// Checks that a call is one of [`tools`].
+#[track_caller]
+pub(crate) fn check_call(name: &str, arguments: &str) {
+    let arguments: Value = serde_json::from_str(arguments).unwrap();
+    let count = arguments.as_object().map(|arguments| arguments.len());
+    match name {
+        "digit" => assert!(count == Some(1) && arguments["n"].is_u64(), "{arguments}"),
+        "no.thing-1" => assert_eq!(count, Some(0), "{arguments}"),
+        _ => panic!("{name}: {arguments}"),
+    }
 }
 
 /// Returns a random text that a grammar allows.
@@ -64,22 +71,7 @@ pub(crate) fn written(grammar: &Grammar, tokenizer: &Tokenizer, rng: &mut StdRng
 #[test]
 fn answers_under_a_grammar_are_calls() {
     let mut rng = marlin_testing::rng();
-    let number = json!({
-        "properties": { "n": { "$ref": "#/$defs/digit" } },
-        "required": ["n"],
-        "additionalProperties": false,
-        "$defs": { "digit": { "type": "integer", "minimum": 0, "maximum": 9 } },
-    });
-    let tools = [
-        ToolSchema {
-            name: "digit",
-            parameters: Some(&number),
-        },
-        ToolSchema {
-            name: "no.thing-1",
-            parameters: None,
-        },
-    ];
+    let tools = tools();
     let no_args = &["[TOOL_CALLS]"][..];
     for (format, special) in [
         (ToolFormat::Hermes, ToolFormat::Hermes.markers()),
@@ -89,10 +81,7 @@ fn answers_under_a_grammar_are_calls() {
         (ToolFormat::Mistral, no_args),
         (ToolFormat::Mistral, &[]),
     ] {
-        let tokenizer = tokenizer(special).showing(special).unwrap();
-        let size = tokenizer.vocab_size();
-        let options = CompilerOptions::default();
-        let compiler = GrammarCompiler::new(tokenizer.clone(), size, vec![END], options);
+        let (tokenizer, compiler) = compiler(special);
         for several in [false, true] {
             let token_id = |text: &str| compiler.token_id(text).unwrap();
             let text = format.grammar(&tools, several, token_id).unwrap();
@@ -105,13 +94,7 @@ fn answers_under_a_grammar_are_calls() {
                 assert!(calls.len() == 1 || (several && !calls.is_empty()), "{text}");
                 most = most.max(calls.len());
                 for ToolCall { name, arguments } in calls {
-                    let arguments: Value = serde_json::from_str(&arguments).unwrap();
-                    let arguments = arguments.as_object().unwrap();
-                    match name.as_str() {
-                        "digit" => assert!(arguments.len() == 1 && arguments["n"].is_number()),
-                        "no.thing-1" => assert!(arguments.is_empty()),
-                        _ => panic!("{text}"),
-                    }
+                    check_call(&name, &arguments);
                 }
             }
             // Of 20 answers, one has several calls, or something is very wrong.

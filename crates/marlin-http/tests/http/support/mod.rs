@@ -5,3 +5,4 @@
 pub mod client;
 pub mod model;
 pub mod server;
+pub mod tool;

@@ -4,16 +4,13 @@ use super::model::{EOS, PseudoModel, VOCAB_SIZE};
 use marlin_http::{ApiOptions, ApiState, Model, ServeOptions, serve, shown_tokens};
 use marlin_serve::SchedulerConfig;
 use marlin_serve::server::{Server, ServerHandle, ServerOptions};
+use marlin_testing::byte_level_tokenizer;
 use marlin_text::{ChatTemplate, Tokenizer};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-
-/// A tokenizer of the bytes as tokens, then `<s>` and `</s>`.
-const TOKENIZER: &str = include_str!("../../../../marlin-text/tests/byte_level.json");
 
 /// A template like those of Qwen 3: roles in lines, tools, reasoning.
 pub const TEMPLATE: &str = "\
@@ -69,7 +66,7 @@ impl Default for TestOptions {
 
 /// Returns the tokenizer with further special tokens.
 fn tokenizer(special: &[&str]) -> String {
-    let mut json: Value = serde_json::from_str(TOKENIZER).unwrap();
+    let mut json = byte_level_tokenizer();
     let added = json["added_tokens"].as_array_mut().unwrap();
     for (text, id) in special.iter().zip(VOCAB_SIZE..) {
         let mut token = added[0].clone();

@@ -12,6 +12,7 @@ use marlin_format::layout::PlainLayout;
 use marlin_format::{GroupSize, QuantSpec, WeightDescriptor, WeightFormat, WeightValue};
 use marlin_testing::seed;
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -68,7 +69,7 @@ impl Case {
         });
         let mut rows: Vec<u32> = (0..k as u32).collect();
         if permuted {
-            (1..k).for_each(|i| rows.swap(i, rng.random_range(0..=i)));
+            rows.shuffle(rng);
         }
         let (mut natural, mut terms) = (vec![0.0; k * n], vec![0.0; k * n]);
         for (stored, &row) in rows.iter().enumerate() {

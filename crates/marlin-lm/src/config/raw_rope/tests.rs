@@ -1,14 +1,10 @@
 use serde_json::{Value, json};
 
-use crate::tests::support::{config_json, config_of};
+use crate::tests::support::{config_of, json_of, with_fields};
 use crate::{Architecture, ModelConfig, ModelConfigError, RopeScaling, YarnRopeScaling};
 
 fn parse(architecture: Architecture, fields: Value) -> Result<ModelConfig, ModelConfigError> {
-    let mut json = config_json(json!({ "architectures": [architecture.class()], "head_dim": 10 }));
-    json.as_object_mut()
-        .unwrap()
-        .extend(fields.as_object().unwrap().clone());
-    ModelConfig::from_json(&json.to_string())
+    ModelConfig::from_json(&json_of(architecture, fields).to_string())
 }
 
 fn refused(fields: Value) -> ModelConfigError {
@@ -16,12 +12,9 @@ fn refused(fields: Value) -> ModelConfigError {
 }
 
 fn yarn(fields: Value) -> YarnRopeScaling {
-    let mut scaling =
+    let scaling =
         json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24 });
-    scaling
-        .as_object_mut()
-        .unwrap()
-        .extend(fields.as_object().unwrap().clone());
+    let scaling = with_fields(scaling, &fields);
     match config_of(Architecture::Qwen3, json!({ "rope_scaling": scaling })).rope_scaling {
         Some(RopeScaling::Yarn(scaling)) => scaling,
         other => panic!("{other:?}"),

@@ -7,7 +7,7 @@ use super::parse;
 use crate::Architecture;
 use crate::architectures::ProjectionKind;
 use crate::config::{ModelConfig, ModelConfigError, RopeScaling, SlidingWindow, WindowLayers};
-use crate::tests::support::{config_json, config_of, config_with};
+use crate::tests::support::{config_of, config_with, json_of};
 
 /// The `config.json` of Mistral 7B v0.1, Qwen 2.5 0.5B, Qwen 3 0.6B and Phi-3.5 mini, without
 /// fields that are not read, and with fewer factors.
@@ -187,12 +187,7 @@ fn what_a_config_leaves_out_is_as_in_its_class() {
 fn what_an_architecture_does_not_have_is_refused() {
     use ModelConfigError as E;
     let of = |architecture: Architecture, fields: Value| {
-        let mut json =
-            config_json(json!({ "architectures": [architecture.class()], "head_dim": 10 }));
-        json.as_object_mut()
-            .unwrap()
-            .extend(fields.as_object().unwrap().clone());
-        parse(&json).expect_err("must be refused")
+        parse(&json_of(architecture, fields)).expect_err("must be refused")
     };
     let found = of(
         Architecture::Qwen2,

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::parse;
 use crate::Architecture;
 use crate::config::{ModelConfig, ModelConfigError, RopeScaling, WindowLayers};
+use crate::tests::support::with_fields;
 
 /// The `config.json` of gpt-oss-20b with four of its 24 layers.
 const GPT_OSS: &str = r#"{
@@ -21,11 +22,8 @@ const GPT_OSS: &str = r#"{
 }"#;
 
 fn changed(fields: Value) -> Result<ModelConfig, ModelConfigError> {
-    let mut json: Value = serde_json::from_str(GPT_OSS).unwrap();
-    for (name, value) in fields.as_object().unwrap() {
-        json[name] = value.clone();
-    }
-    parse(&json)
+    let json = serde_json::from_str(GPT_OSS).unwrap();
+    parse(&with_fields(json, &fields))
 }
 
 #[test]

@@ -34,16 +34,14 @@ impl Limits {
     /// published (262144 tokens, 514906 merges), takes 2.2 s and 420 MB; texts are encoded at 2
     /// MB/s.
     pub fn of(request: &Request, body: usize) -> Self {
-        const MB: u64 = 1 << 20;
-        const TIME: Duration = Duration::from_secs(4);
         let megabytes = (body >> 20) as u32;
         let per_megabyte = match request {
             Request::LoadTokenizer { .. } => Duration::from_millis(125),
             _ => Duration::from_secs(1),
         };
         let bytes = match request {
-            Request::LoadTemplate { .. } | Request::Render { .. } => 256 * MB,
-            _ => 768 * MB,
+            Request::LoadTemplate { .. } | Request::Render { .. } => TEMPLATE_MEMORY,
+            _ => TOKENIZER_MEMORY,
         };
         Self {
             time: TIME + per_megabyte * megabytes,
@@ -51,6 +49,13 @@ impl Limits {
         }
     }
 }
+
+/// The time for a call, besides that for its body.
+const TIME: Duration = Duration::from_secs(4);
+/// The largest number of bytes of a process that compiles or renders a template.
+const TEMPLATE_MEMORY: u64 = 256 << 20;
+/// The largest number of bytes of a process that has a tokenizer.
+const TOKENIZER_MEMORY: u64 = 768 << 20;
 
 /// The largest number of bytes of a head, a body or a reply; more than the limits above allow.
 const MOST: usize = 1 << 30;

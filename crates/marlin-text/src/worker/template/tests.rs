@@ -1,6 +1,4 @@
-use std::path::Path;
-
-use serde_json::Value as Json;
+use marlin_testing::golden_json;
 
 use super::*;
 
@@ -108,8 +106,7 @@ const OTHERWISE: [(&str, &str); 41] = [
 
 #[test]
 fn every_method_filter_and_operator_renders_as_jinja_renders_it() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/template_table.json");
-    let golden: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let golden = golden_json("template_table.json");
     let messages = golden["messages"].as_array().unwrap().clone();
     let (prelude, tokens) = (
         golden["prelude"].as_str().unwrap(),

@@ -1,8 +1,12 @@
 //! The tables of the book's page of benchmarks, made from the records in `benches/records`.
 
+mod host;
+mod mixtures;
+pub mod records;
+
 use crate::process::{Error, root};
+use records::{decode_of_log, line, rows, text};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use std::fmt::Write;
 use std::fs;
 
@@ -20,11 +24,6 @@ const LAYERS: [(&str, &str); 5] = [
 /// The numbers of rows of activations of the tables of matmuls.
 const ROWS: [usize; 5] = [1, 8, 16, 64, 1024];
 const BATCHES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
-
-#[derive(Deserialize)]
-struct Record<Row> {
-    rows: Vec<Row>,
-}
 
 /// A row of a record of `cargo xtask bench kernels`.
 #[derive(Deserialize)]
@@ -45,6 +44,7 @@ struct Matmul {
 /// A row of a record of `cargo xtask bench decode`.
 #[derive(Deserialize)]
 struct Decode {
+    model: String,
     weights: String,
     batch: usize,
     tokens_per_second: f64,
@@ -99,20 +99,27 @@ fn table(name: &str) -> Result<String, Error> {
         "decode-formats" => decode_of_formats(),
         "prompts" => prompts(),
         "decode" => decode(),
+        "decode-24" => decode_24(),
+        "parts" => parts(),
+        "mixtures" => mixtures::layers(),
+        "mixtures-matmuls" => mixtures::matmuls(),
+        "mixtures-prompts" => mixtures::prompts(),
+        "decode-qwen" => mixtures::decode_of_qwen(),
+        "decode-gpt-oss" => mixtures::decode_of_gpt_oss(),
+        "perplexities" => host::perplexities(),
+        "host-layers" => host::layers(),
+        "host-models" => host::models(),
         _ => Err(Error::Needs(format!("{PAGE}: no table is named `{name}`"))),
     }
 }
 
-fn read(file: &str) -> Result<String, Error> {
-    let path = root().join("benches/records").join(file);
-    fs::read_to_string(&path).map_err(Error::file(&path))
-}
-
-fn record<Row: DeserializeOwned>(name: &str) -> Result<Vec<Row>, Error> {
-    let file = format!("{name}.json");
-    let record: Record<Row> = serde_json::from_str(&read(&file)?)
-        .map_err(|error| Error::Needs(format!("benches/records/{file}: {error}")))?;
-    Ok(record.rows)
+/// Returns the first lines of a table whose columns are numbers of `what`.
+fn by_number(what: &str, numbers: &[usize]) -> Vec<String> {
+    let header = numbers.iter().map(usize::to_string).collect::<Vec<_>>();
+    vec![
+        format!("| {what} | {} |", header.join(" | ")),
+        format!("|---|{}", "---:|".repeat(numbers.len())),
+    ]
 }
 
 /// The times of the layers' matmuls, dense and 2:4, in microseconds.
@@ -121,7 +128,7 @@ fn matmuls(dense: &str, sparse: &str) -> Result<String, Error> {
         "| layer | K x N | floor, M = 1 | M = 1 | M = 8 | M = 16 | M = 64 | M = 1024 |".to_owned(),
         "|---|---|---:|---:|---:|---:|---:|---:|".to_owned(),
     ];
-    let (dense, sparse) = (record::<Matmul>(dense)?, record::<Matmul>(sparse)?);
+    let (dense, sparse) = (rows::<Matmul>(dense)?, rows::<Matmul>(sparse)?);
     for (layer, shape) in LAYERS {
         for (rows, label) in [(&dense, layer), (&sparse, "the same, 2:4")] {
             let of_m = |m| rows.iter().find(|row| row.shape == shape && row.m == m);
@@ -156,7 +163,7 @@ fn matmuls_of_formats() -> Result<String, Error> {
         format!("| layer | format | floor, M = 1 | {header} |"),
         format!("|---|---|---:|{}", "---:|".repeat(ROWS.len())),
     ];
-    let rows = record::<Matmul>("formats-h200")?;
+    let rows = rows::<Matmul>("formats-h200")?;
     for (layer, shape) in LAYERS {
         for (label, value, bits, group, is_w8a8) in [
             ("int4, groups of 128", None, 4, 128, false),
@@ -189,7 +196,7 @@ fn decode_of_formats() -> Result<String, Error> {
         format!("| sequences | {header} | read rate, 1 sequence |"),
         format!("|---|{}---:|", "---:|".repeat(BATCHES.len())),
     ];
-    let rows = record::<Decode>("decode-floats-llama-2-7b-h200")?;
+    let rows = rows::<Decode>("decode-floats-llama-2-7b-h200")?;
     for (label, weights) in [
         ("int4, groups of 128", "w4a16"),
         ("MXFP4", "mxfp4"),
@@ -217,7 +224,7 @@ fn prompts() -> Result<String, Error> {
         "| prompts | tokens of each | ms to the first token of the last |".to_owned(),
         "|---:|---:|---:|".to_owned(),
     ];
-    for row in record::<Prompts>("prompts-h200")? {
+    for row in rows::<Prompts>("prompts-h200")? {
         lines.push(format!(
             "| {} | {} | {:.1} |",
             row.prompts, row.tokens, row.ttft_ms
@@ -229,21 +236,9 @@ fn prompts() -> Result<String, Error> {
 /// The tokens per second of decode, of all sequences together: int4 from one run of all models, f16
 /// from the records of each.
 fn decode() -> Result<String, Error> {
-    let log = read("decode-models-h200.log")?;
-    let int4 = |model: &str, batch: usize| {
-        log.lines().find_map(|line| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let is_row = fields.first() == Some(&model)
-                && fields.get(1) == Some(&"w4a16")
-                && fields.get(2)? == &batch.to_string();
-            is_row.then(|| fields.get(7)?.parse::<f64>().ok())?
-        })
-    };
-    let header = BATCHES.map(|batch| batch.to_string()).join(" | ");
-    let mut lines = vec![
-        format!("| sequences | {header} |"),
-        format!("|---|{}", "---:|".repeat(BATCHES.len())),
-    ];
+    let log = text("decode-models-h200.log")?;
+    let int4 = |model: &str, batch: usize| decode_of_log(&log, model, "w4a16", batch);
+    let mut lines = by_number("sequences", &BATCHES);
     for (title, model, has_f16) in [
         ("Llama 2 7B", "llama-2-7b", true),
         ("Llama 3 8B", "llama-3-8b", true),
@@ -255,7 +250,7 @@ fn decode() -> Result<String, Error> {
         };
         lines.push(line("int4", BATCHES.map(|batch| int4(model, batch))));
         if has_f16 {
-            let rows = record::<Decode>(&format!("decode-{model}-h200"))?;
+            let rows = rows::<Decode>(&format!("decode-{model}-h200"))?;
             let best = |batch: usize| {
                 rows.iter()
                     .filter(|row| row.weights == "f16" && row.batch == batch)
@@ -265,5 +260,63 @@ fn decode() -> Result<String, Error> {
             lines.push(line("f16", BATCHES.map(best)));
         }
     }
+    Ok(lines.join("\n"))
+}
+
+/// The tokens per second of decode with dense and with 2:4 weights, of all sequences together.
+fn decode_24() -> Result<String, Error> {
+    let mut lines = vec![
+        "| sequences | 7B, 1 | 7B, 16 | 70B, 1 |".to_owned(),
+        "|---|---:|---:|---:|".to_owned(),
+    ];
+    let runs = [
+        ("decode-24-llama-2-7b-h200", 1),
+        ("decode-24-llama-2-7b-batch-16-h200", 16),
+        ("decode-24-llama-2-70b-h200", 1),
+    ];
+    for (label, weights) in [("int4", "w4a16"), ("int4, 2:4", "w4a16-24")] {
+        let mut cells = Vec::new();
+        for (name, batch) in runs {
+            let found = rows::<Decode>(name)?;
+            // The first row is that of 64 new tokens.
+            let row = found
+                .iter()
+                .find(|row| row.weights == weights && row.batch == batch);
+            cells.push(row.map_or(String::new(), |row| format!("{:.0}", row.tokens_per_second)));
+        }
+        lines.push(format!("| {label} | {} |", cells.join(" | ")));
+    }
+    Ok(lines.join("\n"))
+}
+
+/// The times of the parts of a step of Llama 2 7B in int4, in microseconds.
+fn parts() -> Result<String, Error> {
+    const HEADER: &str = "part                      us a step us a layer\n";
+    let log = text("decode-models-h200.log")?;
+    let times = |part: &str| {
+        let words: Vec<&str> = part.split(' ').collect();
+        let blocks = log.split(HEADER).skip(1);
+        let found = blocks.filter_map(|block| {
+            let time = *line(block, &words)?.get(words.len())?;
+            time.parse::<f64>().ok()
+        });
+        let cells: Vec<String> = found.map(|time| format!("{time:.0}")).collect();
+        format!("| {part} | {} |", cells.join(" | "))
+    };
+    let mut lines = by_number("sequences", &[1, 64]);
+    lines.extend(
+        [
+            "norm and qkv",
+            "attention",
+            "o",
+            "norm, gate_up and SwiGLU",
+            "down",
+            "head",
+            "embedding",
+            "sampling",
+            "together",
+        ]
+        .map(times),
+    );
     Ok(lines.join("\n"))
 }
