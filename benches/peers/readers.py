@@ -267,7 +267,7 @@ def short(error, report):
     mismatches = re.findall(
         r"^([^|\n]+?) +\| MISMATCH +\| .*ckpt: torch.Size\((.*?)\).*torch.Size\((.*?)\)",
         report, re.MULTILINE)
-    conversion = re.findall(r"^(\w*(?:Error|Exception): .*)$", report, re.MULTILINE)
+    conversion = re.findall(r"^(\w+(?:Error|Exception)\b.*)$", report, re.MULTILINE)
     if "ignore_mismatched_sizes" in text and mismatches:
         key, file, model = min(mismatches)
         text = f"{kind(key)} is {file} in the file, {model} in the model"
@@ -443,7 +443,7 @@ def own_files(readers, parent):
     """What the readers make of files of their own packers."""
     from safetensors.torch import load_file
 
-    print("\nfiles of the packers themselves, which burn-marlin reads")
+    print("\nfiles of the packers themselves, with the relative error to the logits that they give")
     index = {entry["name"]: entry for entry in json.loads((GOLDEN / "index.json").read_text())}
     for format, name, what in OWN:
         expected = load_file(GOLDEN / index[name]["expected"])

@@ -43,7 +43,7 @@ pub struct MoeArgs {
     /// Time each matmul in every tile instead of the planned layer.
     #[arg(long)]
     every_tile: bool,
-    /// With `--every-tile`, time only tiles of these numbers of rows.
+    /// Numbers of rows of the tiles that `--every-tile` times.
     #[arg(long, value_delimiter = ',', requires = "every_tile")]
     tile_rows: Vec<usize>,
     /// Time each layer in both plans, each row by itself and in tiles, and with each number of

@@ -47,7 +47,7 @@ fn open(golden: &GoldenFolder, device: &Device, dtype: FloatDType) -> LanguageMo
         with_tokenizer: false,
         ..OpenOptions::default()
     };
-    LanguageModel::open(&golden.dir(), device, &options).unwrap_or_else(|error| panic!("{error}"))
+    LanguageModel::open(golden.dir(), device, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns the logits [seq, vocab] of whole sequences.

@@ -61,7 +61,7 @@ enum Command {
         /// Compile only kernels that are not in the ledger, and write the results into it.
         #[arg(long, conflicts_with = "all")]
         bless: bool,
-        /// Also compile the configurations that the ledger leaves out.
+        /// Compile the configurations that the ledger leaves out, too.
         #[arg(long)]
         all: bool,
     },

@@ -7,9 +7,9 @@ use std::fmt;
 /// The numbers of experts of a mixture.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct ExpertsRow {
-    /// Of a layer.
+    /// The number of experts of a layer.
     experts: usize,
-    /// Of a token.
+    /// The number of experts of a token.
     active: usize,
     /// True if there is one more that all tokens have.
     shared: bool,

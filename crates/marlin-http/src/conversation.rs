@@ -1,4 +1,4 @@
-//! From conversations of the APIs to the tokens of a prompt.
+//! The tokens of a prompt for a conversation of an API.
 
 use crate::error::ApiError;
 use crate::harmony::Adapted;

@@ -10,7 +10,7 @@ pub struct ReasoningParser {
     state: State,
     /// White space and the start of a tag, which may not belong to the result.
     held: String,
-    /// Where the white space at the start of `held` ends.
+    /// The end of the white space at the start of `held`.
     mark: usize,
     deltas: Vec<ReasoningDelta>,
 }
@@ -26,12 +26,12 @@ pub enum ReasoningDelta {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// At the start of the answer: `<think>` may follow.
+    /// The start of the answer: `<think>` may follow.
     Start,
-    /// After `<think>` and white space.
+    /// The place after `<think>` and white space.
     Opened,
     Reasoning,
-    /// After `</think>` and white space.
+    /// The place after `</think>` and white space.
     Closed,
     Content,
 }

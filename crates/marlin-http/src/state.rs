@@ -81,7 +81,7 @@ struct Shared {
     model: Model,
     options: ApiOptions,
     keys: Keys,
-    /// When the server started, in seconds since 1970.
+    /// The time at which the server started, in seconds since 1970.
     started: u64,
     exposition: Exposition,
     grammars: GrammarCompiler,
@@ -170,7 +170,7 @@ impl ApiState {
         &self.0.exposition
     }
 
-    /// When the server started, in seconds since 1970.
+    /// Returns the time at which the server started, in seconds since 1970.
     pub(crate) fn started(&self) -> u64 {
         self.0.started
     }

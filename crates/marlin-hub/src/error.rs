@@ -133,7 +133,7 @@ pub enum HubError {
         /// The checksum in the hub's list: the SHA-256 for a file in LFS, otherwise the Git object
         /// ID.
         expected: String,
-        /// That of the bytes received.
+        /// The checksum of the bytes received.
         found: String,
     },
     /// A disk without room for a download.

@@ -32,7 +32,7 @@ pub enum LoadError {
     Remote {
         /// The host of the base URL.
         host: String,
-        /// Its address.
+        /// The address of the host.
         address: IpAddr,
     },
     /// The threads could not be started.
@@ -57,7 +57,7 @@ pub enum LoadError {
 /// How a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// There was no connection.
+    /// The connection failed.
     #[error("no connection: {0}")]
     Connect(String),
     /// The status of the answer was not 200.

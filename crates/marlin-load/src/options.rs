@@ -33,7 +33,7 @@ pub struct LoadOptions {
     pub model: Option<String>,
     /// The endpoint that generates.
     pub endpoint: Endpoint,
-    /// When requests are sent.
+    /// The times at which requests are sent.
     pub load: Load,
     /// How many requests are sent.
     pub amount: Amount,
@@ -184,7 +184,7 @@ impl Endpoint {
     }
 }
 
-/// When requests are sent.
+/// The times at which requests are sent.
 ///
 /// | `rate` | `concurrency` | |
 /// |---|---|---|

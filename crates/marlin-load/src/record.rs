@@ -8,9 +8,9 @@ use serde::Serialize;
 pub struct RequestRecord {
     /// The number of the request, from 0 in the order of arrival.
     pub index: usize,
-    /// When the request was to be sent: its arrival, or when a request before it made place.
+    /// The time at which the request was to be sent: its arrival, or when one before it made place.
     pub due: f64,
-    /// When it was sent.
+    /// The time at which the request was sent.
     pub start: f64,
     /// The time from `start` to the first token.
     pub ttft: Option<f64>,
@@ -48,6 +48,6 @@ pub enum Outcome {
     Completed,
     /// The generator closed the connection on purpose.
     Cancelled,
-    /// It failed. It is written with the fields `kind` and `message`.
+    /// The request failed. A record has the fields `kind` and `message`.
     Failed(Failure),
 }

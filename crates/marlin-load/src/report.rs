@@ -21,7 +21,7 @@ pub struct LoadReport {
     pub model: String,
     /// The endpoint.
     pub endpoint: Endpoint,
-    /// When requests were sent.
+    /// The times at which requests were sent.
     pub load: Load,
     /// The tokens of a prompt without the shared prefix.
     pub input_len: Length,

@@ -9,7 +9,6 @@ use marlin_format::{
 };
 pub(crate) use marlin_testing::rng;
 use marlin_testing::{layer_inputs, random_values};
-use rand::RngExt;
 use rand::rngs::StdRng;
 
 pub(crate) fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {

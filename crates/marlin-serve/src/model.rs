@@ -196,7 +196,7 @@ pub struct ModelExecutor {
 pub struct ModelStep {
     /// The step on the device; `None` while it waits for the tokens that its rows may choose.
     started: Option<BatchStep>,
-    /// For each row, true if the device computes it: its request had not ended.
+    /// True for each row that the device computes: its request had not ended.
     computed: Vec<bool>,
 }
 

@@ -6,7 +6,7 @@
 //! for any of them.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
-use source_digest::{Routine, workspace};
+use source_digest::{Routine, step_sources, workspace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,18 +22,11 @@ const FOLDERS: [(&str, &str); 5] = [
     ("examples/ladder/src", "ladder"),
 ];
 /// The words that an item starts with after its attributes, its visibility and its qualifiers.
-const KEYWORDS: [&str; 10] = [
-    "fn",
-    "struct",
-    "enum",
-    "trait",
-    "union",
-    "type",
-    "static",
-    "macro_rules",
-    "impl",
-    "const",
+const KEYWORDS: [&str; 9] = [
+    "fn", "struct", "enum", "trait", "union", "type", "static", "impl", "const",
 ];
+/// The endings of names that CubeCL's macros derive from the name of an item.
+const DERIVED: [&str; 3] = ["CompilationArg", "Expand", "Launch"];
 
 /// The modules whose kernels are of no routine, so that the ledger has no machine code of them, and
 /// what they are for. None of them has tensor cores or asynchronous copies.
@@ -213,7 +206,6 @@ fn name(tokens: &[TokenTree]) -> Option<String> {
     let keyword = words.next()?;
     match keyword.as_str() {
         "impl" => type_of_impl(tokens),
-        "macro_rules" => words.next().map(|name| format!("{name}!")),
         // `const fn`
         "const" => words.find(|word| !["fn", "unsafe"].contains(&word.as_str())),
         _ => words.next(),
@@ -240,9 +232,9 @@ fn type_of_impl(tokens: &[TokenTree]) -> Option<String> {
     words(header).find(|word| word.starts_with(char::is_uppercase))
 }
 
-/// Returns the names that an item uses of other items: types, traits, constants, functions and
-/// macros (`name!`), and the first parts of paths (`name::`). Names after a dot are methods and fields;
-/// names after a type are parts of the type.
+/// Returns the names that an item uses of other items: types, traits, constants and functions, and
+/// the first parts of paths (`name::`). Names after a dot are methods and fields; names after a type
+/// are parts of the type.
 fn used(item: &Item) -> BTreeSet<String> {
     let (mut names, mut own) = (BTreeSet::new(), BTreeSet::new());
     add_used(&item.tokens, &mut names, &mut own);
@@ -289,9 +281,7 @@ fn add_used(tokens: &[TokenTree], names: &mut BTreeSet<String>, own: &mut BTreeS
             continue;
         }
         let is_called = matches!(tokens.get(at + 1), Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Parenthesis);
-        if is(Some(at + 1), '!') {
-            names.insert(format!("{name}!"));
-        } else if is_path(at + 1) {
+        if is_path(at + 1) {
             names.insert(format!("{name}::"));
         } else if is_called || is_upper(&name) {
             names.insert(name);
@@ -365,7 +355,9 @@ fn every_item_that_a_kernel_names_is_in_its_digest() -> Result<()> {
                     Some(plain) => plain,
                     None => &name,
                 };
-                let mut of_name: Vec<&Item> = named.get(plain).cloned().unwrap_or_default();
+                let derived_from = DERIVED.iter().find_map(|end| plain.strip_suffix(end));
+                let found = named.get(plain).or_else(|| named.get(derived_from?));
+                let mut of_name: Vec<&Item> = found.cloned().unwrap_or_default();
                 of_name.retain(|other| other.is_visible_to(item));
                 checked += of_name.len().min(1);
                 if of_name.is_empty() || of_name.iter().any(|other| other.is_reached(&names)) {
@@ -425,6 +417,34 @@ fn every_kernel_is_of_a_routine_or_left_out() -> Result<()> {
         }
     }
     assert!(unused.is_empty(), "no kernel is in {unused:?}");
+    Ok(())
+}
+
+#[test]
+fn the_digest_of_a_step_has_every_kernel_of_it() -> Result<()> {
+    let (sources, items) = (workspace(root())?, items()?);
+    let step = step_sources(&sources)?.names();
+    let mut expected = BTreeSet::new();
+    for routine in Routine::ALL.into_iter().filter(|of| *of != Routine::Ladder) {
+        expected.extend(routine.sources(&sources)?.names());
+    }
+    let is_of_step = |item: &&Item| {
+        item.is_kernel()
+            && (item.is_reached(&expected) || item.module.starts_with("marlin_nn::kernels"))
+    };
+    let kernels: Vec<&Item> = items.iter().filter(is_of_step).collect();
+    assert!(
+        kernels.len() > 20,
+        "only {} kernels were found",
+        kernels.len()
+    );
+    for kernel in kernels {
+        assert!(
+            kernel.is_reached(&step),
+            "{}",
+            kernel.path().unwrap_or_default()
+        );
+    }
     Ok(())
 }
 

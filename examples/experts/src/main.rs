@@ -34,7 +34,7 @@ struct Args {
     /// Rows of K that share a scale: g32, g64, g128 or channel.
     #[arg(long, default_value = "g128")]
     group: GroupSize,
-    /// With zero points, which follow groups whose values are not around zero.
+    /// Zero points, which follow groups whose values are not around zero.
     #[arg(long)]
     zero_points: bool,
     /// Activations and float weights in f16 instead of f32.

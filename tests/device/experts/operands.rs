@@ -182,7 +182,7 @@ pub fn case(spec: QuantSpec, [m, k, n]: [usize; 3]) -> Case {
 /// Logits that send tokens to experts as a test needs them.
 #[derive(Debug, Clone, Copy)]
 pub enum Spread {
-    /// At random.
+    /// Experts of each token at random.
     Random,
     /// All tokens to the first experts; the others get none.
     First,

@@ -203,7 +203,7 @@ fn figures(words: &str) -> Vec<Figure> {
     let words: Vec<&str> = words.split_whitespace().collect();
     let mut found = Vec::new();
     for (index, word) in words.iter().enumerate() {
-        let is_name = index > 0 && NAMES.contains(&words[index - 1]);
+        let is_name = index > 0 && NAMES.contains(&words[index - 1].trim_start_matches('('));
         let Some(value) = number(word).filter(|_| !is_name) else {
             continue;
         };
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn names_and_code_have_no_figures() {
-        let text = "Llama 2 7B on an H200 in 4-bit, 2:4, needs Rust 1.95 and 64 rows, 5.4 %.";
+        let text = "Llama 2 7B (Qwen 3) on an H200 in 4-bit, 2:4, needs Rust 1.95; 64 rows, 5.4 %.";
         let found: Vec<f64> = figures(text).iter().map(|figure| figure.value).collect();
         assert_eq!(found, [64.0, 5.4]);
         assert_eq!(faults("# One\n\n`64` and\n\n```sh\nrun 64\n```\n"), [""; 0]);

@@ -151,7 +151,7 @@ impl WeightQuantizer {
         self
     }
 
-    /// Also converts layers of type `T`, which must have a field `weight` [K, N] and multiply
+    /// Converts layers of type `T`, too, which must have a field `weight` [K, N] and multiply
     /// activations [.., K] with it, as Burn's `Linear` does. Types are identified only by name,
     /// without their path.
     pub fn also<T: Module>(mut self) -> Self {

@@ -198,7 +198,7 @@ pub enum SkipReason {
         /// The pattern.
         pattern: String,
     },
-    /// There are including patterns, and none of them matches the path of the layer.
+    /// No including pattern matches the path of the layer, and there are some.
     NotIncluded,
     /// The weight is already quantised by Burn.
     AlreadyQuantized,

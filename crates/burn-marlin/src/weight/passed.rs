@@ -29,12 +29,12 @@ use std::sync::Arc;
 /// What the parameter `format` of a weight carries.
 #[derive(Module, Debug)]
 pub(crate) struct Passed {
-    /// From the weight to a visitor: the weight. From a mapper to the weight: the weight whose
-    /// values replace its values.
+    /// The weight, if it is passed to a visitor; the weight whose values replace those of the
+    /// weight, if a mapper passes it.
     #[module(skip)]
     weight: Option<QuantizedWeight>,
-    /// From a mapper to the weight: the state of the placeholder that the mapper has put into the
-    /// parameter to which the weight is attached.
+    /// The state of the placeholder that a mapper has put into the parameter to which the weight
+    /// is attached.
     #[module(skip)]
     placeholder: Option<Arc<PlaceholderState>>,
 }

@@ -13,8 +13,7 @@
 //!
 //! FP8 weights with activations in FP8 (W8A8) have the steps of FP8 weights: few rows are multiplied
 //! in 16 bits. Of a prompt, tensor cores multiply FP8 twice as fast as f16, as the data sheets of
-//! all cards have it; the efficiency is that of the one prompt that was measured, and prompts that
-//! this makes slower than in 16 bits take the time of those.
+//! all cards have it; a prompt that would be slower than in 16 bits takes the time of 16 bits.
 
 use super::Format;
 use super::cards::{CardSpec, H100, H200};
@@ -49,7 +48,7 @@ pub(super) const REFERENCES: [Model; 4] = [
     Model::Qwen3Thirty,
 ];
 
-/// Where a figure comes from.
+/// The basis of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Basis {
@@ -185,17 +184,14 @@ pub(super) fn model_first_token(
         let efficiency = prompt_efficiency(reference, format, tokens);
         Figure::modelled(config, floor, efficiency)
     };
-    match (modelled(format), format) {
-        // The kernels round activations where that is faster.
-        (rounded, Format::Fp8W8A8) => {
-            let in_16_bits = modelled(Format::Fp8);
-            match rounded.milliseconds < in_16_bits.milliseconds {
-                true => rounded,
-                false => in_16_bits,
-            }
-        }
-        (figure, _) => figure,
+    if format != Format::Fp8W8A8 {
+        return modelled(format);
     }
+    // Activations are rounded where that is faster.
+    let (rounded, in_16_bits) = (modelled(format), modelled(Format::Fp8));
+    let is_rounded = format.fp8_products(config, &card.target(), tokens) > 0.0
+        && rounded.milliseconds < in_16_bits.milliseconds;
+    if is_rounded { rounded } else { in_16_bits }
 }
 
 /// Returns the floor of a decode step: the mean over [`NEW_TOKENS`] tokens.
@@ -281,8 +277,9 @@ struct Steps<'a> {
 impl Steps<'_> {
     /// Returns the efficiency on a card.
     ///
-    /// A format with no record on the H200 has the efficiency of int4 in groups of 128; one with no
-    /// record on the H100 has that of the H200, times the ratio of both cards in int4. Beyond the
+    /// A quantised format with no record on the H200 takes as many milliseconds more than its floor
+    /// as int4 in groups of 128, and f16 has the efficiency of int4. A format with no record on the
+    /// H100 has the efficiency of the H200, times the ratio of both cards in int4. Beyond the
     /// records of a format, the efficiency changes as that of int4 does on the H200, or as that of
     /// the same format does there.
     fn efficiency(self, card: &CardSpec, format: Format) -> Efficiency {
@@ -291,7 +288,13 @@ impl Steps<'_> {
         let curve = self.curve(card, format);
         match curve.points.last() {
             _ if is_h200 && format == Format::Int4 => curve.at(self.sequences),
-            None if is_h200 => self.efficiency(card, Format::Int4),
+            None if is_h200 => {
+                let int4 = self.efficiency(card, Format::Int4);
+                match format {
+                    Format::F16 => int4,
+                    _ => int4.with_loss_of(self.floor(Format::Int4), self.floor(format)),
+                }
+            }
             None => {
                 // No mixture was measured on the H100.
                 if self.config.experts.is_some() {
@@ -313,6 +316,12 @@ impl Steps<'_> {
             }
             Some(_) => curve.at(self.sequences),
         }
+    }
+
+    /// Returns the floor of the matmuls of a step on an H200, in milliseconds.
+    fn floor(self, format: Format) -> f64 {
+        let (config, sequences) = (self.config, self.sequences);
+        decode_floor(config, format, &H200, sequences, records::PROMPT_TOKENS).matmuls
     }
 
     /// Returns the efficiencies of the nearest reference that was measured with several numbers of
@@ -341,15 +350,24 @@ impl Steps<'_> {
 
 /// Returns the efficiency of a prompt. Prompts of several lengths were measured on the H200 in int4
 /// alone, so this holds for all cards and all quantised formats; that of f16 is the one of 64 tokens
-/// at any length, and that of FP8 activations the one of 4000.
+/// at any length. With FP8 activations it is that of int4 times the ratio of both at the one length
+/// that was measured.
 fn prompt_efficiency(reference: Model, format: Format, tokens: usize) -> Efficiency {
-    let format = match format {
-        Format::F16 if reference == Model::Llama2Seven => Format::F16,
-        Format::Fp8W8A8 => Format::Fp8W8A8,
-        _ => Format::Int4,
+    let of_format = |format| {
+        let floor = |config: &ModelConfig, tokens| prompt_floor(config, format, &H200, tokens);
+        curve(PROMPTS, &H200, reference, format, floor)
     };
-    let floor = |config: &ModelConfig, tokens| prompt_floor(config, format, &H200, tokens);
-    curve(PROMPTS, &H200, reference, format, floor).at(tokens)
+    match format {
+        Format::F16 if reference == Model::Llama2Seven => of_format(Format::F16).at(tokens),
+        Format::Fp8W8A8 => {
+            let (rounded, int4) = (of_format(Format::Fp8W8A8), of_format(Format::Int4));
+            match rounded.points.first() {
+                Some(&(at, _)) => int4.at(tokens).scaled(rounded.at(at), int4.at(at)),
+                None => int4.at(tokens),
+            }
+        }
+        _ => of_format(Format::Int4).at(tokens),
+    }
 }
 
 /// Efficiencies by the number of sequences or tokens, in ascending order.
@@ -404,6 +422,16 @@ impl Curve {
 }
 
 impl Efficiency {
+    /// Returns the efficiency of matmuls with another floor that lose as many milliseconds as those
+    /// of this efficiency.
+    fn with_loss_of(self, floor: f64, other: f64) -> Self {
+        let loss = floor / self.fraction - floor;
+        Self {
+            fraction: other / (other + loss),
+            ..self
+        }
+    }
+
     /// Returns the efficiency times the ratio of two others, at most 1.
     fn scaled(mut self, over: Self, under: Self) -> Self {
         for file in over.records.into_iter().chain(under.records) {

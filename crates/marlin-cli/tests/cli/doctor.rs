@@ -111,7 +111,7 @@ fn doctor_knows_the_versions_that_it_is_built_from() {
     assert!(cores.parse::<usize>().unwrap() > 0);
 }
 
-/// On machines with a driver there is nothing to test.
+/// Tests nothing on machines with a driver.
 #[test]
 fn a_missing_driver_is_a_warning_with_the_command_that_installs_it() {
     let report = succeed_json(&args!["doctor", "--json"]);

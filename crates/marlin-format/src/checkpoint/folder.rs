@@ -1,4 +1,4 @@
-//! Which files of a folder are the weights.
+//! The files of a folder that have the weights.
 
 use super::{CheckpointError, INDEX_FILE, WEIGHTS_FILE};
 use std::ffi::OsStr;

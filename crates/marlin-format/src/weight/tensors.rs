@@ -42,9 +42,9 @@ impl fmt::Display for WeightTensor {
 /// parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightTensors<T> {
-    /// Of the packed values.
+    /// The value for the packed values.
     pub qweight: T,
-    /// Of the places of kept values.
+    /// The value for the places of kept values.
     pub metadata: Option<T>,
     /// The value for the scales.
     pub scales: T,

@@ -1,8 +1,7 @@
 //! Tests of FP4 layers, against a reader that goes value by value.
 
 use marlin_format::checkpoint::{
-    CheckpointError, Dtype, Fp4Format, LayerFormat, TensorData, compressed_tensors, layer_tensors,
-    read_layer,
+    CheckpointError, Dtype, Fp4Format, LayerFormat, TensorData, compressed_tensors, read_layer,
 };
 use marlin_format::{GroupSize, PlainWeight, WeightValue};
 use rand::RngExt;

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use marlin_format::checkpoint::{
     CheckpointEntry, CheckpointError, Dtype, Fp8Config, Fp8Format, LayerFormat, Quantization,
-    TensorData, TensorSpec, compressed_tensors, entries, layer_tensors, read_layer,
+    TensorData, TensorSpec, compressed_tensors, entries, read_layer,
 };
 use marlin_format::{FormatError, PlainWeight, QuantSpec, WeightValue};
 use rand::RngExt;

@@ -104,7 +104,7 @@ proptest! {
         prop_assert_eq!(back.dequantize(), weight.dequantize());
     }
 
-    /// Without `g_idx`, rows are in their natural order and K fills the words.
+    /// Checks that rows without `g_idx` are in their natural order. K fills the words.
     #[test]
     fn group_index_may_be_absent((k, n, spec) in any_problem(), seed: u64) {
         let k = k.next_multiple_of(spec.value.per_word());

@@ -174,7 +174,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(60))]
 
-    /// Also compares the metadata: if fewer than two values are nonzero, the same zero rows must be
+    /// Compares the metadata, too: if fewer than two values are nonzero, the same zero rows must be
     /// stored as by the packers.
     #[test]
     fn a_weight_is_written_as_the_packer_writes_it((k, n, spec) in any_sparse_problem(), seed: u64) {

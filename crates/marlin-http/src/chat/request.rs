@@ -1,4 +1,4 @@
-//! From a chat completion's request to the engine's.
+//! The engine's request for the request of a chat completion.
 
 use crate::auth::Client;
 use crate::conversation::{Conversation, chat_messages, chat_tools};

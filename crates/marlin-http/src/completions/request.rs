@@ -1,4 +1,4 @@
-//! From a text completion's request to the engine's.
+//! The engine's request for the request of a text completion.
 
 use crate::auth::Client;
 use crate::chat::priority;

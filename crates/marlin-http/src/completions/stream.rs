@@ -15,7 +15,7 @@ pub(super) struct CompletionForm {
     chunk: CompletionStreamResponse,
     /// The text before each answer, until it is written.
     echoes: Vec<String>,
-    /// For each answer, the number of characters before the next token.
+    /// The number of characters before the next token of each answer.
     offsets: Vec<u32>,
 }
 

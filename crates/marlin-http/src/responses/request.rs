@@ -1,4 +1,4 @@
-//! From a response's request to the engine's.
+//! The engine's request for the request of a response.
 
 use crate::auth::Client;
 use crate::conversation::{Conversation, tool_call};

@@ -16,11 +16,11 @@ pub struct ToolParser {
     state: State,
     /// Text that may belong to a call, or does, since the white space before it.
     held: String,
-    /// Where the white space at the start of `held` ends. Only kept while a marker is looked for.
+    /// The end of the white space at the start of `held`. Only kept while a marker is looked for.
     mark: usize,
     /// The number of calls that have begun.
     calls: usize,
-    /// Where the text is: at the start of the answer, directly after a call, or elsewhere.
+    /// The place of the text: the start of the answer, directly after a call, or elsewhere.
     place: Place,
     deltas: Vec<ToolDelta>,
 }
@@ -30,9 +30,9 @@ enum State {
     Content,
     /// The object of a call.
     Object(Box<Object>),
-    /// After a call: the marker that ends it may follow.
+    /// The end of a call: the marker that ends it may follow.
     Closing,
-    /// After `[TOOL_CALLS]`: a list or a name follows.
+    /// The end of `[TOOL_CALLS]`: a list or a name follows.
     Opened,
     /// A name before `[ARGS]`, or the id of a call between `[CALL_ID]` and `[ARGS]`.
     Name {
@@ -41,9 +41,9 @@ enum State {
         /// The start of a marker.
         marker: String,
     },
-    /// In a list of calls, before a call.
+    /// A list of calls before a call.
     BeforeCall,
-    /// In a list of calls, after a call.
+    /// A list of calls after a call.
     AfterCall,
 }
 

@@ -7,7 +7,7 @@ use marlin_testing::{HubFaults, HubFile};
 
 use crate::support::{Hub, SIZE, assert_files, files, needed, weights};
 
-/// Where connections break, in the weights.
+/// The byte of the weights at which connections break.
 const HALF: usize = SIZE / 2;
 
 fn breaking(times: usize) -> HubFaults {

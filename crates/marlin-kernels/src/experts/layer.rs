@@ -16,11 +16,11 @@ pub struct LayerOperands {
     /// The weight of gates and ups of all experts [experts, hidden, 2 x intermediate], in the tile
     /// layout.
     pub gate_up: WeightBuffers,
-    /// Its biases [experts, 2 x intermediate].
+    /// The biases of gates and ups [experts, 2 x intermediate].
     pub gate_up_bias: Option<BufferArg>,
     /// The weight of down of all experts [experts, intermediate, hidden], in the tile layout.
     pub down: WeightBuffers,
-    /// Its biases [experts, hidden].
+    /// The biases of down [experts, hidden].
     pub down_bias: Option<BufferArg>,
     /// The output [tokens, hidden].
     pub out: BufferArg,

@@ -247,7 +247,8 @@ impl<'a> BlockRunner for BlockRun<'_, 'a> {
         Ok(None)
     }
 
-    /// Also propagates the float hidden states through the float projection.
+    /// Visits the inputs of the layers, and propagates the float hidden states through the float
+    /// projection.
     fn visit_inputs(
         &mut self,
         group: &LayerGroup<Projected<'a>>,

@@ -119,9 +119,9 @@ pub struct QuantizedLayer {
 /// # Errors
 /// Returns a [`ModelError`] that names the file or layer:
 /// - before anything is written: for a source that is not a supported float model, or is already
-///   quantised; for a layer that readers of the format do not accept; for an exclusion or override
-///   that matches no layer; for a target that is not empty; for samples that the model does not
-///   support;
+///   quantised; for a layer that readers of the format do not accept; for experts of a block with
+///   different settings; for an exclusion or override that matches no layer; for a target that is
+///   not empty; for samples that the model does not support;
 /// - for weights or activations that are not finite;
 /// - for the folder `TARGET.partial` of a run with other arguments.
 pub fn quantize_folder(

@@ -211,10 +211,15 @@ fn of_compressed_tensors(layer: &ReadLayer, common: &QuantSpec) -> Vec<&'static 
         ),
         false => {}
     }
-    if common.has_zero_points() && spec != *common {
-        reasons.push(
-            "transformers (5.24) refuses this file: it opens zero points only with `CompressedTensorsConfig(dequantize=True)`, which takes one setting for all layers",
-        );
+    if spec != *common && !is_expert {
+        reasons.push(match common.has_zero_points() {
+            true => {
+                "transformers (5.24) refuses this file: it opens zero points only with `CompressedTensorsConfig(dequantize=True)`, which takes one setting for all layers"
+            }
+            false => {
+                "transformers (5.24) reads layers of settings of their own, but not with `CompressedTensorsConfig(dequantize=True)`, which takes one setting for all layers, and may give wrong logits, without an error"
+            }
+        });
     }
     if spec.value == WeightValue::E2m1 && !layer.is_bf16 && !is_expert {
         reasons.push(
@@ -319,12 +324,7 @@ mod tests {
         for (format, role, spec, common) in [
             (CompressedTensors, PROJECTION, Some(COMMON), COMMON),
             (CompressedTensors, PROJECTION, None, COMMON),
-            (
-                CompressedTensors,
-                Role::Head,
-                Some(QuantSpec::int8(GroupSize::G128)),
-                COMMON,
-            ),
+            (CompressedTensors, Role::Head, Some(COMMON), COMMON),
             (CompressedTensors, EXPERT, Some(COMMON), COMMON),
             (
                 CompressedTensors,
@@ -357,6 +357,13 @@ mod tests {
         let (int8, nvfp4) = (QuantSpec::int8(GroupSize::G128), QuantSpec::nvfp4());
         let split = Role::Projection { is_split: true };
         for (format, role, spec, common, words) in [
+            (
+                CompressedTensors,
+                Role::Head,
+                Some(int8),
+                COMMON,
+                ["dequantize=True", SILENT],
+            ),
             (
                 CompressedTensors,
                 PROJECTION,
@@ -458,7 +465,7 @@ mod tests {
             spec: Some(spec),
             is_bf16: false,
         };
-        let small = layer(Role::Head, 64, QuantSpec::int8(GroupSize::G128));
+        let small = layer(Role::Head, 64, COMMON);
         let [of_tensors] = CompressedTensors.reasons(&small, &COMMON, false)[..] else {
             panic!("one reason")
         };

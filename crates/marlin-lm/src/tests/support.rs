@@ -20,7 +20,7 @@ use crate::{
     QuantizeReport, quantize_folder,
 };
 
-pub(crate) use marlin_testing::{relative_error, rng};
+pub(crate) use marlin_testing::{relative_error, rng, with_fields};
 
 /// Tensors of a checkpoint by name: shape and values, row-major.
 pub(crate) type Weights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
@@ -47,10 +47,16 @@ pub(crate) fn config_json(fields: Value) -> Value {
     config
 }
 
+/// Returns a `config.json` of an architecture like [`config_of`], without experts.
+pub(crate) fn json_of(architecture: Architecture, fields: Value) -> Value {
+    let json = config_json(json!({ "architectures": [architecture.class()], "head_dim": 10 }));
+    with_fields(json, &fields)
+}
+
 /// Returns a config of an architecture: the config of [`config`] with a `head_dim` of 10, and with
 /// `fields` set. A mixture has five experts, and a Qwen 3 has them in its first layer alone.
 pub(crate) fn config_of(architecture: Architecture, fields: Value) -> ModelConfig {
-    let mut json = config_json(json!({ "architectures": [architecture.class()], "head_dim": 10 }));
+    let mut json = json_of(architecture, json!({}));
     let experts = json!({
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
         "norm_topk_prob": architecture == Architecture::Qwen3Moe,

@@ -49,13 +49,13 @@ pub struct Seen {
     pub body: Value,
     pub authorization: Option<String>,
     pub arrival: Instant,
-    /// When each token was about to be written.
+    /// The times at which tokens were about to be written.
     pub tokens: Vec<Instant>,
 }
 
 #[derive(Default)]
 pub struct Log {
-    /// By `x-request-id`.
+    /// The requests by `x-request-id`.
     pub seen: Mutex<HashMap<String, Seen>>,
     pub connections: AtomicUsize,
     running: AtomicUsize,

@@ -60,7 +60,7 @@ pub struct Scheduler {
     sequences: HashMap<RequestId, Sequence>,
     /// The sequences with pages.
     running: BTreeSet<Rank>,
-    /// When the next time-out of each request ends.
+    /// The time at which the next time-out of each request ends.
     deadlines: BTreeSet<(Duration, RequestId)>,
     next_request: u64,
     next_step: u64,

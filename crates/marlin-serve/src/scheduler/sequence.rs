@@ -47,7 +47,7 @@ pub(super) struct Sequence {
 pub(super) struct Timeout {
     /// The time at which it ends.
     pub end: Duration,
-    /// Its length.
+    /// The length of the time-out.
     pub length: Duration,
 }
 

@@ -51,11 +51,10 @@ pub enum EndReason {
     /// The model ended the sequence with an end-of-sequence token, which is the last
     /// [token](TokenEvent::Token).
     EndOfSequence,
-    /// This token of the request's
-    /// [`stop_token_ids`](super::GenerationRequest::stop_token_ids) came, which is the last
-    /// [token](TokenEvent::Token).
+    /// One of the request's [`stop_token_ids`](super::GenerationRequest::stop_token_ids) came,
+    /// which is the last [token](TokenEvent::Token).
     StopToken(u32),
-    /// This string of the request's [`stop`](super::GenerationRequest::stop) came.
+    /// One of the request's [`stop`](super::GenerationRequest::stop) strings came.
     StopString(String),
     /// The text is complete, and the request's [`grammar`](super::GenerationRequest::grammar)
     /// allows nothing more.

@@ -39,16 +39,16 @@ pub(super) struct Submission {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Health {
-    /// It takes requests, and the last step succeeded.
+    /// The server takes requests, and the last step succeeded.
     Ok,
-    /// It takes requests, but the executor failed in the last step, for this reason. Without
-    /// requests, the server [tries](super::ServerOptions::retry) further steps by itself.
+    /// The server takes requests, but the executor failed in the last step, for this reason.
+    /// Without requests, the server [tries](super::ServerOptions::retry) further steps by itself.
     StepFailed(String),
-    /// It takes no more requests, and completes those that it has.
+    /// The server takes no more requests, and completes those that it has.
     ShuttingDown,
-    /// It was shut down, and its thread has ended.
+    /// The server was shut down, and its thread has ended.
     Stopped,
-    /// Its device was lost or its thread panicked, and all its requests have failed.
+    /// The device was lost or the server's thread panicked, and all requests have failed.
     Failed(String),
 }
 

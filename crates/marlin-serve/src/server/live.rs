@@ -49,7 +49,7 @@ pub(super) struct Live<'t> {
     events: mpsc::Sender<TokenEvent>,
     /// The most events that wait to be read.
     buffer: usize,
-    /// Its place in the channel is kept for the last event.
+    /// The sender whose place in the channel is kept for the last event.
     last_event: mpsc::Sender<TokenEvent>,
     /// The last event, if it is known before the scheduler ends the request.
     pub last: Option<Last>,
@@ -61,11 +61,11 @@ pub(super) struct Live<'t> {
     pub times: Times,
 }
 
-/// When a request came to its stages.
+/// The times at which a request came to its stages.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Times {
     pub arrival: Duration,
-    /// When it first left the waiting queue.
+    /// The time at which it first left the waiting queue.
     pub admitted: Option<Duration>,
     pub first_token: Option<Duration>,
     pub last_token: Option<Duration>,

@@ -36,22 +36,25 @@ pub struct ServerMetrics {
     /// The tokens of prompts that ended with the step, and the generated tokens, for each step:
     /// `iteration_tokens_total`.
     pub iteration_tokens: Histogram,
-    /// From the arrival of a request to its first token: `time_to_first_token_seconds`.
+    /// The time from the arrival of a request to its first token: `time_to_first_token_seconds`.
     pub time_to_first_token: Histogram,
-    /// From each token to the next one of the same request: `inter_token_latency_seconds`.
+    /// The time from each token to the next of the same request: `inter_token_latency_seconds`.
     pub inter_token_latency: Histogram,
     /// The mean time of a token after the first, for each complete request:
     /// `request_time_per_output_token_seconds`.
     pub time_per_output_token: Histogram,
-    /// From the arrival of a request to its end: `e2e_request_latency_seconds`.
+    /// The time from the arrival of a request to its end: `e2e_request_latency_seconds`.
     pub request_latency: Histogram,
-    /// From the arrival of a request until it first left the queue: `request_queue_time_seconds`.
+    /// The time from the arrival of a request until it first left the queue:
+    /// `request_queue_time_seconds`.
     pub queue_time: Histogram,
-    /// From the first leaving of the queue to the first token: `request_prefill_time_seconds`.
+    /// The time from the first leaving of the queue to the first token:
+    /// `request_prefill_time_seconds`.
     pub prefill_time: Histogram,
-    /// From the first token to the last one: `request_decode_time_seconds`.
+    /// The time from the first token to the last one: `request_decode_time_seconds`.
     pub decode_time: Histogram,
-    /// From the first leaving of the queue to the last token: `request_inference_time_seconds`.
+    /// The time from the first leaving of the queue to the last token:
+    /// `request_inference_time_seconds`.
     pub inference_time: Histogram,
     /// The tokens of the prompt of each complete request: `request_prompt_tokens`.
     pub request_prompt_tokens: Histogram,
@@ -65,15 +68,15 @@ pub struct ServerMetrics {
 /// The numbers of requests that ended, by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EndCounts {
-    /// By a stop token, a stop string, or the end of the sequence: `stop`.
+    /// Requests that ended by a stop token, a stop string, or the end of the sequence: `stop`.
     pub stop: u64,
-    /// With all their tokens: `length`.
+    /// Requests that ended with all their tokens: `length`.
     pub length: u64,
-    /// Because the client went, was too slow, or the server was shut down: `abort`.
+    /// Requests whose client went or was too slow, or whose server was shut down: `abort`.
     pub cancelled: u64,
-    /// By a time-out; vLLM has none.
+    /// Requests that ended by a time-out; vLLM has none.
     pub timeout: u64,
-    /// By a failure: `error`.
+    /// Requests that ended by a failure: `error`.
     pub failed: u64,
 }
 

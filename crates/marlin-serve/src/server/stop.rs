@@ -54,7 +54,7 @@ impl StopStrings {
 #[derive(Debug)]
 struct Matcher {
     pattern: Vec<u8>,
-    /// For each beginning of the pattern, the longest shorter beginning that it ends with.
+    /// The longest shorter beginning that each beginning of the pattern ends with.
     borders: Vec<usize>,
     /// The bytes of the longest beginning of the pattern that the text ends with.
     matched: usize,

@@ -33,7 +33,7 @@ pub(super) struct ServerThread<'t, E: Executor> {
     in_flight: VecDeque<StepInFlight<E::InFlight>>,
     /// The most steps in flight.
     max_steps: usize,
-    /// When the server ends, once it is shutting down.
+    /// The time at which the server ends, once it is shutting down.
     shutdown: Option<Duration>,
     /// The steps that failed since the last one that succeeded.
     failures: u32,

@@ -373,7 +373,7 @@ pub fn continuation(
     tokens.split_off(prompt.len())
 }
 
-/// Without a temperature, the seed does not matter.
+/// Returns the seed, which does not matter without a temperature.
 fn seed(temperature: f32, seed: u64) -> u64 {
     if temperature == 0.0 { 0 } else { seed | 1 }
 }

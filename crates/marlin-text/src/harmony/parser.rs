@@ -43,7 +43,7 @@ pub enum MessageKind {
 
 #[derive(Debug)]
 enum State {
-    /// Outside of messages.
+    /// The place between messages.
     Between,
     Header(Header),
     Body {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tokenizers::DecoderWrapper;
 
-/// Which bytes the decoder of a tokenizer writes for the text of a token in the vocabulary.
+/// The bytes that the decoder of a tokenizer writes for the text of a token in the vocabulary.
 #[derive(Debug, Default)]
 pub(super) struct TokenBytes {
     /// True if each character stands for a byte, as in GPT-2.

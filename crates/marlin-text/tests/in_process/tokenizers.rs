@@ -41,7 +41,7 @@ fn a_tokenizer_works_again_after_a_panic() {
     }
 }
 
-/// After a panic the file is read again.
+/// Checks that the file is read again after a panic.
 #[test]
 fn a_tokenizer_is_loaded_again_after_a_panic() {
     let dir = tempfile::tempdir().unwrap();

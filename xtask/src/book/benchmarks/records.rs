@@ -79,7 +79,7 @@ fn numbers_of_objects(value: &Value, fields: &[(&str, &str)], found: &mut Vec<f6
             let is_selected = fields.iter().all(|(name, wanted)| {
                 object.get(*name).is_some_and(|value| match value {
                     Value::String(text) => text == wanted,
-                    other => other.to_string() == *wanted,
+                    other => format!("{other}") == *wanted,
                 })
             });
             if is_selected && !fields.is_empty() {

@@ -1,4 +1,5 @@
 use marlin_format::checkpoint::{Fp4Format, Fp8Config, Fp8Format, LayerFormat};
+use marlin_testing::with_fields;
 use serde_json::{Value, json};
 
 use super::{changed_at, expect_layers, expect_refused, expect_unsupported, read};
@@ -120,8 +121,8 @@ fn activations_of_floats_are_accepted() {
     }
 }
 
-/// With `mixed-precision`, each group has a format of its own. Of two groups with the same target,
-/// the later one takes effect; a name takes precedence over a pattern, and a pattern over a class.
+/// Each group of `mixed-precision` has a format of its own. Of two groups with the same target, the
+/// later one takes effect; a name takes precedence over a pattern, and a pattern over a class.
 #[test]
 fn groups_may_have_formats_of_their_own() {
     let group = |targets: Value, format: &str, weights: Value| json!({ "targets": targets, "format": format, "weights": weights });

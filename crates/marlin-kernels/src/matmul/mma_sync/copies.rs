@@ -103,7 +103,7 @@ fn place_of_run(row: u32, run: u32, #[comptime] config: Config) -> u32 {
         + (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16
 }
 
-/// In the place of a row's token, that the tile does not have the row.
+/// The mark in the place of a row's token that the tile does not have the row.
 const NO_TOKEN: u32 = u32::MAX;
 
 #[cube]
