@@ -46,7 +46,7 @@ GOLDEN = REPOSITORY / "tests/golden"
 LLAMA = "llama"
 # Tiny models of the other architectures, and of mixtures. `made` has all sizes that groups of 128
 # and a quantised head need.
-DENSE = ["arch-llama3", "arch-mistral", "arch-phi3", "arch-qwen2", "arch-qwen3"]
+DENSE = ["arch-llama3", "arch-mistral", "arch-phi3", "arch-qwen2", "arch-qwen3", "arch-seed-oss"]
 MADE = "made-qwen3-moe"
 MIXTURES = [MADE, "arch-qwen3-moe", "arch-qwen2-moe", "arch-mixtral", "arch-gpt-oss"]
 # Files of the readers' own packers, whose logits are known.

@@ -243,7 +243,10 @@ impl Ledger {
             let figures: Vec<String> = figures.iter().map(usize::to_string).collect();
             let _ = writeln!(text, "{name}\t{digest}\t{}", figures.join("\t"));
         }
-        for of_tile in tiles::by_tile(card) {
+        let all = tiles::by_tile(card)
+            .into_iter()
+            .chain(tiles::with_experts(card));
+        for of_tile in all {
             let left_out: Vec<String> = of_tile
                 .iter()
                 .map(tiles::name)

@@ -1,4 +1,5 @@
-//! Llama-style decoders with 4-bit weights in Burn: Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3.
+//! Llama-style decoders with 4-bit weights in Burn: Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3,
+//! Seed-OSS.
 //!
 //! - [`LanguageModel::open`] opens a Hugging Face folder, float or quantised;
 //!   [`LanguageModel::generate`] continues a prompt, [`LanguageModel::perplexity`] measures how

@@ -1,5 +1,5 @@
 //! Helpers of the tests of all crates: the seed of random data, random operands, references in f64,
-//! the relative error, the files of the repository, golden folders, a server of models, and the
+//! the relative error, figures with measured ranges, the files of the repository, golden folders, a server of models, and the
 //! commands of the book's pages.
 //!
 //! The crate depends on none of the others, so that the unit tests of each of them can use it.
@@ -17,7 +17,7 @@ mod reference;
 mod seed;
 mod text;
 
-pub use error::{relative_error, relative_error_of_terms};
+pub use error::{expect_measured, relative_error, relative_error_of_terms};
 pub use files::{expect_page, repository_file};
 pub use golden::{GoldenFolder, GoldenTensors, golden, golden_json};
 pub use hub::{HubFaults, HubFile, HubRequest, HubServer};

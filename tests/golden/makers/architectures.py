@@ -3,7 +3,7 @@
 import torch
 import transformers
 from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SeedOssConfig, SeedOssForCausalLM)
 
 from makers.model import float_tensor, write
 
@@ -45,6 +45,8 @@ def main():
         ("arch-phi3-longrope", Phi3Config(sliding_window=None, original_max_position_embeddings=64, rope_parameters=LONGROPE,
                                           **(SIZES | {"max_position_embeddings": 256})),
          Phi3ForCausalLM, torch.float16, old_spelling, "longrope; the text is shorter than the original context, so short_factor holds"),
+        ("arch-seed-oss", SeedOssConfig(head_dim=16, **SIZES), SeedOssForCausalLM, torch.bfloat16, None,
+         "q, k and v have a bias; head_dim is not hidden / heads"),
     ]
     for name, config, model_class, dtype, edit, note in cases:
         config.dtype = dtype

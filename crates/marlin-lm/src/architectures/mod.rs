@@ -15,6 +15,7 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod seed_oss;
 
 use std::fmt;
 
@@ -42,6 +43,8 @@ pub enum Architecture {
     Qwen3,
     /// Phi-3, Phi-3.5 and Phi-4: q, k, v and gate, up are one tensor each.
     Phi3,
+    /// ByteDance's Seed-OSS: q, k and v have biases.
+    SeedOss,
     /// Mixtral 8x7B and 8x22B: Mistral with experts in every layer.
     Mixtral,
     /// The mixtures of Qwen 1.5 and 2: an expert beside the others that all tokens have.
@@ -84,6 +87,8 @@ pub(crate) enum Bias {
     Always,
     /// Biases if `attention_bias` or `mlp_bias` of the config is true.
     Config,
+    /// Biases unless `attention_bias` of the config is false.
+    UnlessConfig,
 }
 
 /// The layers that attend to a window of `sliding_window` positions.
@@ -149,12 +154,13 @@ pub(crate) struct Defaults {
 
 impl Architecture {
     /// All supported architectures.
-    pub const ALL: [Architecture; 9] = [
+    pub const ALL: [Architecture; 10] = [
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
         Self::Qwen3,
         Self::Phi3,
+        Self::SeedOss,
         Self::Mixtral,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
@@ -173,6 +179,7 @@ impl Architecture {
             Self::Qwen2 => &qwen2::DECLARATION,
             Self::Qwen3 => &qwen3::DECLARATION,
             Self::Phi3 => &phi3::DECLARATION,
+            Self::SeedOss => &seed_oss::DECLARATION,
             Self::Mixtral => &mixtral::DECLARATION,
             Self::Qwen2Moe => &qwen2_moe::DECLARATION,
             Self::Qwen3Moe => &qwen3_moe::DECLARATION,
@@ -211,6 +218,7 @@ impl Bias {
             Self::Never => false,
             Self::Always => true,
             Self::Config => asked.unwrap_or(false),
+            Self::UnlessConfig => asked.unwrap_or(true),
         }
     }
 

@@ -64,6 +64,9 @@ pub(super) struct RawConfig {
     tie_word_embeddings: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     attention_bias: Option<bool>,
+    /// True if the o projection of Seed-OSS has a bias.
+    #[serde(skip_serializing)]
+    attention_out_bias: Option<bool>,
     /// The biases of q, k and v in Qwen 2's mixtures.
     #[serde(skip_serializing)]
     qkv_bias: Option<bool>,
@@ -149,6 +152,13 @@ impl TryFrom<RawConfig> for ModelConfig {
                 field: "qkv_bias",
                 found: "false".into(),
                 expected: "true",
+            });
+        }
+        if raw.attention_out_bias == Some(true) && architecture == Architecture::SeedOss {
+            return Err(ModelConfigError::Unsupported {
+                field: "attention_out_bias",
+                found: "true".into(),
+                expected: "false",
             });
         }
         let heads = raw.num_attention_heads;
@@ -311,8 +321,12 @@ impl From<ModelConfig> for RawConfig {
             },
             layer_types: None,
             tie_word_embeddings: Some(config.tie_word_embeddings),
-            attention_bias: (declaration.attention_bias == Bias::Config)
-                .then_some(config.attention_bias),
+            attention_bias: matches!(
+                declaration.attention_bias,
+                Bias::Config | Bias::UnlessConfig
+            )
+            .then_some(config.attention_bias),
+            attention_out_bias: None,
             qkv_bias: None,
             mlp_bias: (declaration.mlp_bias == Bias::Config).then_some(config.mlp_bias),
             swiglu_limit: None,

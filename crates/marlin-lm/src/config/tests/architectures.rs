@@ -9,9 +9,9 @@ use crate::architectures::ProjectionKind;
 use crate::config::{ModelConfig, ModelConfigError, RopeScaling, SlidingWindow, WindowLayers};
 use crate::tests::support::{config_of, config_with, json_of};
 
-/// The `config.json` of Mistral 7B v0.1, Qwen 2.5 0.5B, Qwen 3 0.6B and Phi-3.5 mini, without
-/// fields that are not read, and with fewer factors.
-pub(super) const OTHERS: [&str; 4] = [
+/// The `config.json` of Mistral 7B v0.1, Qwen 2.5 0.5B, Qwen 3 0.6B, Phi-3.5 mini and Seed-OSS 36B,
+/// without fields that are not read, and with fewer factors.
+pub(super) const OTHERS: [&str; 5] = [
     r#"{
         "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096,
         "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
@@ -38,11 +38,19 @@ pub(super) const OTHERS: [&str; 4] = [
         "rope_scaling": { "long_factor": [1.08, 1.11, 1.25], "short_factor": [1.0, 1.02, 1.03], "type": "longrope" }, "rope_theta": 10000.0,
         "sliding_window": 262144, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 32064
     }"#,
+    r#"{
+        "architectures": ["SeedOssForCausalLM"], "attention_bias": true, "attention_out_bias": false, "bos_token_id": 0, "eos_token_id": 2,
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 27648, "max_position_embeddings": 524288,
+        "mlp_bias": false, "model_type": "seed_oss", "num_attention_heads": 80, "num_hidden_layers": 64, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06, "rope_scaling": { "rope_type": "default" }, "rope_theta": 10000000.0, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "vocab_size": 155136
+    }"#,
 ];
 
 #[test]
 fn published_configs_of_other_architectures_are_read() {
-    let [mistral, qwen2, qwen3, phi3] = OTHERS.map(|text| ModelConfig::from_json(text).unwrap());
+    let [mistral, qwen2, qwen3, phi3, seed_oss] =
+        OTHERS.map(|text| ModelConfig::from_json(text).unwrap());
     assert_eq!(
         (
             mistral.architecture,
@@ -81,6 +89,19 @@ fn published_configs_of_other_architectures_are_read() {
     assert_eq!(
         (qwen3.architecture, qwen3.query_size(), qwen3.attention_bias),
         (Architecture::Qwen3, 2048, false)
+    );
+    assert_eq!(
+        (
+            seed_oss.architecture,
+            seed_oss.attention_bias,
+            seed_oss.query_size(),
+            seed_oss
+                .block(0)
+                .projection(ProjectionKind::Output)
+                .unwrap()
+                .bias
+        ),
+        (Architecture::SeedOss, true, 10_240, false)
     );
     assert_eq!(
         (phi3.architecture, phi3.window_of(31)),
