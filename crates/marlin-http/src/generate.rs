@@ -150,7 +150,7 @@ impl Job {
                 streams.push(Answer {
                     index: streams.len(),
                     events: events.map_err(refused)?,
-                    output: OutputParser::new(output, &prompt.text),
+                    output: OutputParser::new(output.clone(), &prompt.text),
                     last: None,
                 });
             }

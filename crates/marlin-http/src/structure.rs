@@ -5,9 +5,8 @@ use crate::error::ApiError;
 use crate::generate::Prompt;
 use crate::harmony;
 use crate::output::AnswerFormat;
-use crate::reasoning::ReasoningParser;
 use crate::state::ApiState;
-use crate::tools::{ToolGrammarError, ToolSchema};
+use crate::tools::{ToolGrammarError, ToolSchema, ToolTypes};
 use marlin_serve::grammar::{GrammarCompiler, GrammarError, GrammarSource};
 use marlin_serve::server::GenerationRequest;
 use openai_protocol::common::Function;
@@ -65,6 +64,17 @@ pub(crate) struct ToolUse {
 }
 
 impl ToolUse {
+    /// Returns the types of the parameters of all tools.
+    pub fn types(&self) -> ToolTypes {
+        let functions = self.definitions.iter().map(|tool| &tool["function"]);
+        ToolTypes::new(functions.filter_map(|function| {
+            Some(ToolSchema {
+                name: function["name"].as_str()?,
+                parameters: function.get("parameters"),
+            })
+        }))
+    }
+
     /// Returns the tools that may be called.
     fn schemas(&self) -> Vec<ToolSchema<'_>> {
         let tools = self.callable.iter();
@@ -201,7 +211,7 @@ impl Form {
         param: &'static str,
     ) -> Result<GrammarSource, ApiError> {
         let token_id = |text: &str| compiler.token_id(text).ok().flatten();
-        let grammar = match (self, format) {
+        let (grammar, reasoning) = match (self, format) {
             (Self::Content(grammar), AnswerFormat::Harmony) => {
                 return Ok(harmony::final_grammar(prompt, &grammar, token_id));
             }
@@ -209,17 +219,28 @@ impl Form {
                 let grammar = harmony::calls_grammar(prompt, &tools.schemas(), token_id);
                 return grammar.map_err(|error| of_tools(&error));
             }
-            (Self::Content(grammar), AnswerFormat::Tagged { .. }) => grammar,
-            (Self::Calls(tools), AnswerFormat::Tagged { tools: format, .. }) => {
+            (Self::Content(grammar), AnswerFormat::Tagged { reasoning, .. }) => {
+                (grammar, reasoning)
+            }
+            (
+                Self::Calls(tools),
+                AnswerFormat::Tagged {
+                    reasoning,
+                    tools: format,
+                },
+            ) => {
                 let format = format.ok_or_else(no_calls)?;
                 let grammar = format.grammar(&tools.schemas(), tools.several, token_id);
-                GrammarSource::Lark(grammar.map_err(|error| of_tools(&error))?)
+                let grammar = grammar.map_err(|error| of_tools(&error))?;
+                (GrammarSource::Lark(grammar), reasoning)
             }
         };
-        if !ReasoningParser::is_open(prompt) {
+        // A template may open the reasoning, and say nothing of its end.
+        let tags = reasoning.unwrap_or_default();
+        if !tags.is_open(prompt) {
             return Ok(grammar);
         }
-        let end = ReasoningParser::CLOSING;
+        let end = tags.closing();
         let token = compiler
             .token_id(end)
             .map_err(|error| refused(&error, param))?;

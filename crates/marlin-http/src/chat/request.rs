@@ -81,7 +81,7 @@ impl ChatJob {
                 output: OutputOptions {
                     format: state.format(),
                     reasoning,
-                    calls: tool_use.is_some(),
+                    tools: tool_use.as_ref().map(ToolUse::types),
                     first_call_only,
                 },
             },

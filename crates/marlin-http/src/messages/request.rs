@@ -74,7 +74,7 @@ impl MessageJob {
                 output: OutputOptions {
                     format: state.format(),
                     reasoning: true,
-                    calls: tool_use.is_some(),
+                    tools: tool_use.as_ref().map(ToolUse::types),
                     first_call_only: (request.tool_choice.as_ref())
                         .is_some_and(ToolChoice::disables_parallel_tool_use),
                 },

@@ -69,7 +69,7 @@ impl ResponseJob {
                 output: OutputOptions {
                     format: state.format(),
                     reasoning: true,
-                    calls: tool_use.is_some(),
+                    tools: tool_use.as_ref().map(ToolUse::types),
                     first_call_only,
                 },
             },

@@ -13,3 +13,4 @@ mod other;
 mod responses;
 mod support;
 mod tls;
+mod xml;
