@@ -1,21 +1,18 @@
 //! The engine's request for the request of a chat completion.
 
-use crate::auth::Client;
+use crate::asked::Asked;
 use crate::conversation::{Conversation, chat_messages, chat_tools};
 use crate::error::ApiError;
-use crate::generate::Job;
-use crate::output::OutputOptions;
 use crate::sampling::{Fields, StreamFields, refuse_if, refuse_unknown, stop};
-use crate::state::ApiState;
-use crate::structure::{self, NamedSchema, Structure, ToolUse};
+use crate::structure::{NamedSchema, Structure, ToolUse};
 use openai_protocol::chat::ChatCompletionRequest;
 use openai_protocol::common::{ResponseFormat, ToolChoice, ToolChoiceValue};
 use openai_protocol::validated::Normalizable;
 use serde_json::{Map, Value};
 
 /// What a chat completion asks for.
-pub(super) struct ChatJob {
-    pub job: Job,
+pub(crate) struct ChatJob {
+    pub asked: Asked,
     /// The name of the model in the request.
     pub model: String,
     /// True if log probabilities are asked for.
@@ -25,16 +22,12 @@ pub(super) struct ChatJob {
 }
 
 impl ChatJob {
-    pub async fn new(
-        state: &ApiState,
-        mut request: ChatCompletionRequest,
-        client: Client,
-    ) -> Result<Self, ApiError> {
-        state.check_model(&request.model)?;
+    /// Reads a request.
+    pub fn read(mut request: ChatCompletionRequest) -> Result<Self, ApiError> {
         request.normalize();
         refuse(&request)?;
         let stream = StreamFields::new(request.stream, request.stream_options.as_ref())?;
-        let tool_use = tool_use(&request)?;
+        let tools = tool_use(&request)?;
         let structure = structure(&request)?;
         let fields = Fields {
             max_tokens: request.output_token_cap(),
@@ -56,34 +49,21 @@ impl ChatJob {
                 .then(|| request.top_logprobs.unwrap_or_default()),
             priority: priority(&request.other)?,
         };
-        let first_call_only = request.disables_parallel_tool_calls();
-        let reasoning = request.separate_reasoning;
-        let mut engine_request = fields.request(state, client)?;
         let conversation = Conversation {
             variables: variables(&mut request),
             continues: request.continues_final_assistant(),
             messages: chat_messages(std::mem::take(&mut request.messages))?,
             ..Conversation::default()
         };
-        let prompt = structure::encode(
-            state,
-            &mut engine_request,
-            conversation,
-            structure,
-            tool_use.as_ref(),
-        )
-        .await?;
         Ok(Self {
-            job: Job {
-                prompts: vec![prompt],
+            asked: Asked {
+                fields,
+                conversation,
+                structure,
+                tools,
                 choices: request.n.unwrap_or(1) as usize,
-                request: engine_request,
-                output: OutputOptions {
-                    format: state.format(),
-                    reasoning,
-                    tools: tool_use.as_ref().map(ToolUse::types),
-                    first_call_only,
-                },
+                reasoning: request.separate_reasoning,
+                first_call_only: request.disables_parallel_tool_calls(),
             },
             model: request.model,
             logprobs: request.logprobs,
