@@ -5,6 +5,7 @@ mod chat;
 mod completions;
 mod connections;
 mod form;
+mod fuzz;
 mod harmony;
 mod hostile;
 mod messages;
