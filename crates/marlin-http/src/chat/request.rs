@@ -4,7 +4,7 @@ use crate::asked::Asked;
 use crate::conversation::{Conversation, chat_messages, chat_tools};
 use crate::error::ApiError;
 use crate::sampling::{Fields, StreamFields, refuse_if, refuse_unknown, stop};
-use crate::structure::{NamedSchema, Structure, ToolUse};
+use crate::structure::{NamedSchema, STRUCTURED_OUTPUTS, Structure, ToolUse};
 use openai_protocol::chat::ChatCompletionRequest;
 use openai_protocol::common::{ResponseFormat, ToolChoice, ToolChoiceValue};
 use openai_protocol::validated::Normalizable;
@@ -100,7 +100,7 @@ fn refuse(request: &ChatCompletionRequest) -> Result<(), ApiError> {
             "The last message must be of the role `assistant` to be continued.",
         ));
     }
-    refuse_unknown(&request.other, "", &["priority"])
+    refuse_unknown(&request.other, "", &["priority", STRUCTURED_OUTPUTS])
 }
 
 /// Returns the seed. Engines have it under two names.
@@ -160,16 +160,20 @@ fn tool_use(request: &ChatCompletionRequest) -> Result<Option<ToolUse>, ApiError
 
 /// Returns the form that the answer must have.
 fn structure(request: &ChatCompletionRequest) -> Result<Option<Structure>, ApiError> {
-    if let Some(regex) = &request.regex {
-        return Ok(Some(Structure::regex(regex, "regex")));
-    }
     const PARAM: &str = "response_format";
-    Ok(match &request.response_format {
+    let regex = request.regex.as_deref();
+    let format = match &request.response_format {
         None | Some(ResponseFormat::Text) => None,
         Some(ResponseFormat::JsonObject) => Some(Structure::json_object(PARAM)),
         Some(ResponseFormat::JsonSchema { json_schema }) => {
             let schema = NamedSchema::new(&json_schema.schema).named(&json_schema.name);
             Some(Structure::json_schema(schema, PARAM))
         }
-    })
+    };
+    let forms = [
+        regex.map(|regex| Structure::regex(regex, "regex")),
+        Structure::of_vllm(&request.other)?,
+        format,
+    ];
+    Structure::one(forms.into_iter().flatten())
 }

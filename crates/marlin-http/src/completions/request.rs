@@ -8,7 +8,7 @@ use crate::generate::{Job, Prompt};
 use crate::output::{AnswerFormat, OutputOptions};
 use crate::sampling::{Fields, StreamFields, refuse_if, refuse_unknown, stop};
 use crate::state::ApiState;
-use crate::structure::{self, Structure};
+use crate::structure::{self, STRUCTURED_OUTPUTS, Structure};
 use marlin_serve::grammar::GrammarSource;
 use openai_protocol::common::StringOrArray;
 use openai_protocol::completion::CompletionRequest;
@@ -176,17 +176,17 @@ fn refuse(request: &CompletionRequest) -> Result<(), ApiError> {
             "The log probabilities of a prompt's tokens are not supported by this server.",
         ));
     }
-    refuse_unknown(&request.other, "", &["priority"])
+    refuse_unknown(&request.other, "", &["priority", STRUCTURED_OUTPUTS])
 }
 
 /// Returns the form that the answer must have.
 fn form(request: &CompletionRequest) -> Result<Option<Structure>, ApiError> {
-    if let Some(regex) = &request.regex {
-        return Ok(Some(Structure::regex(regex, "regex")));
-    }
-    let Some(schema) = &request.json_schema else {
-        return Ok(None);
-    };
-    let grammar = GrammarSource::JsonSchema(schema.clone());
-    Ok(Some(Structure::new(grammar, "json_schema")))
+    let regex = request.regex.as_deref();
+    let schema = request.json_schema.clone().map(GrammarSource::JsonSchema);
+    let forms = [
+        regex.map(|regex| Structure::regex(regex, "regex")),
+        Structure::of_vllm(&request.other)?,
+        schema.map(|schema| Structure::new(schema, "json_schema")),
+    ];
+    Structure::one(forms.into_iter().flatten())
 }
