@@ -1,7 +1,12 @@
 //! Bodies of requests: JSON of a bounded length, in a bounded time.
 
+use crate::chat::ChatJob;
+use crate::completions;
 use crate::error::ApiError;
+use crate::messages::{MessageJob, count_conversation};
+use crate::responses::ResponseJob;
 use crate::state::ApiState;
+use crate::tokenize::{DetokenizeRequest, TokenizeRequest};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
@@ -20,10 +25,9 @@ impl<T: DeserializeOwned + Validate> FromRequest<ApiState> for Checked<T> {
 
     async fn from_request(request: Request, state: &ApiState) -> Result<Self, Response> {
         let Json(value): Json<T> = Json::from_request(request, state).await?;
-        match value.validate() {
-            Ok(()) => Ok(Self(value)),
-            Err(errors) => Err(ApiError::validation(&errors).into_response()),
-        }
+        validated(value)
+            .map(Self)
+            .map_err(IntoResponse::into_response)
     }
 }
 
@@ -57,7 +61,40 @@ async fn read<T: DeserializeOwned>(request: Request, state: &ApiState) -> Result
             Ok(_) => ApiError::BodyTooLarge { limit },
             Err(error) => ApiError::BodyRead(error.to_string()),
         })?;
-    serde_json::from_slice(&body.to_bytes()).map_err(|error| ApiError::json(&error))
+    parse(&body.to_bytes())
+}
+
+/// Checks the body of a `POST` request as its route does before it asks the engine. `path` is that
+/// of a route of the [router](crate::router), such as `/v1/chat/completions`.
+///
+/// What depends on the model is not checked: its name, the length of the prompt, the tokens.
+///
+/// # Errors
+/// If the route would refuse the body, or there is no route that takes one.
+pub fn check_body(path: &str, body: &[u8]) -> Result<(), ApiError> {
+    match path {
+        "/v1/chat/completions" => ChatJob::read(validated(parse(body)?)?).map(drop),
+        "/v1/completions" => completions::check(parse(body)?),
+        "/v1/responses" => ResponseJob::read(validated(parse(body)?)?).map(drop),
+        "/v1/messages" => MessageJob::read(validated(parse(body)?)?).map(drop),
+        "/v1/messages/count_tokens" => count_conversation(validated(parse(body)?)?).map(drop),
+        "/tokenize" => parse::<TokenizeRequest>(body)?.source().map(drop),
+        "/detokenize" => parse::<DetokenizeRequest>(body).map(drop),
+        path => Err(ApiError::RouteNotFound { path: path.into() }),
+    }
+}
+
+/// Reads JSON.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| ApiError::json(&error))
+}
+
+/// Returns a value if its fields are in their ranges.
+pub(crate) fn validated<T: Validate>(value: T) -> Result<T, ApiError> {
+    match value.validate() {
+        Ok(()) => Ok(value),
+        Err(errors) => Err(ApiError::validation(&errors)),
+    }
 }
 
 /// Returns true if the headers announce JSON.

@@ -150,7 +150,7 @@ impl Job {
                 streams.push(Answer {
                     index: streams.len(),
                     events: events.map_err(refused)?,
-                    output: OutputParser::new(output, &prompt.text),
+                    output: OutputParser::new(output.clone(), &prompt.text),
                     last: None,
                 });
             }
@@ -263,7 +263,15 @@ impl Answers {
     }
 
     /// Waits for all answers.
-    pub async fn collect(mut self) -> Result<(Vec<Reply>, Counts), ApiError> {
+    pub async fn collect(self) -> Result<(Vec<Reply>, Counts), ApiError> {
+        self.collect_with(|_| {}).await
+    }
+
+    /// Waits for all answers, and shows each update to `see`.
+    pub async fn collect_with(
+        mut self,
+        mut see: impl FnMut(&Update),
+    ) -> Result<(Vec<Reply>, Counts), ApiError> {
         let mut total = self.total();
         let replies = (0..self.len).map(|_| Reply {
             parts: Joined::default(),
@@ -273,6 +281,7 @@ impl Answers {
         let mut replies: Vec<_> = replies.collect();
         while let Some((index, update)) = self.next().await {
             total.count(index, &update);
+            see(&update);
             let reply = &mut replies[index];
             match update {
                 Update::Token { parts, logprobs } => {

@@ -55,6 +55,7 @@
 //! Images, audio and files; stored responses and conversations; tools that the server runs itself;
 //! log probabilities of prompts; several candidates of which the best is returned (`best_of`).
 
+mod asked;
 mod auth;
 mod body;
 mod chat;
@@ -83,6 +84,7 @@ mod tls;
 mod tokenize;
 pub mod tools;
 
+pub use body::check_body;
 pub use error::ApiError;
 pub use options::{ApiOptions, ServeOptions};
 pub use output::shown_tokens;

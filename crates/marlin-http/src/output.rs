@@ -1,8 +1,8 @@
 //! The parts of an answer: content, reasoning, and calls of tools.
 
 use crate::harmony::{HarmonyDelta, HarmonyParser};
-use crate::reasoning::{ReasoningDelta, ReasoningParser};
-use crate::tools::{ToolDelta, ToolFormat, ToolParser};
+use crate::reasoning::{ReasoningDelta, ReasoningParser, ReasoningTags};
+use crate::tools::{ToolDelta, ToolFormat, ToolParser, ToolTypes};
 use marlin_text::ChatTemplate;
 use marlin_text::harmony::MARKERS;
 use uuid::Uuid;
@@ -12,8 +12,8 @@ use uuid::Uuid;
 pub(crate) enum AnswerFormat {
     /// Reasoning and calls have tags, each their own.
     Tagged {
-        /// True if there is reasoning.
-        reasoning: bool,
+        /// The tags of reasoning, if there is any.
+        reasoning: Option<ReasoningTags>,
         /// How tools are called, if they are.
         tools: Option<ToolFormat>,
     },
@@ -28,7 +28,7 @@ impl AnswerFormat {
             return Self::Harmony;
         }
         Self::Tagged {
-            reasoning: ReasoningParser::is_in_template(template.text()),
+            reasoning: ReasoningTags::of_template(template.text()),
             tools: ToolFormat::of_template(template.text()),
         }
     }
@@ -57,7 +57,7 @@ impl AnswerFormat {
 impl Default for AnswerFormat {
     fn default() -> Self {
         Self::Tagged {
-            reasoning: false,
+            reasoning: None,
             tools: None,
         }
     }
@@ -66,10 +66,14 @@ impl Default for AnswerFormat {
 /// Returns the texts of the special tokens that an answer to a conversation of this template must
 /// contain, since they mark its parts. The engine's tokenizer must be one that
 /// [shows](marlin_text::Tokenizer::showing) them.
-pub fn shown_tokens(template: &ChatTemplate) -> &'static [&'static str] {
+pub fn shown_tokens(template: &ChatTemplate) -> Vec<&'static str> {
     match AnswerFormat::of_template(template) {
-        AnswerFormat::Tagged { tools, .. } => tools.map_or(&[], ToolFormat::markers),
-        AnswerFormat::Harmony => &MARKERS,
+        AnswerFormat::Tagged { reasoning, tools } => {
+            let tags = reasoning.iter().flat_map(|tags| tags.texts());
+            let markers = tools.iter().flat_map(|tools| tools.markers());
+            tags.chain(markers).copied().collect()
+        }
+        AnswerFormat::Harmony => MARKERS.to_vec(),
     }
 }
 
@@ -105,13 +109,13 @@ pub(crate) struct Call {
 }
 
 /// How an answer is divided.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct OutputOptions {
     pub format: AnswerFormat,
     /// True if reasoning is told apart from content.
     pub reasoning: bool,
-    /// True if the model may call tools.
-    pub calls: bool,
+    /// The types of the tools that the model may call; `None` if it may call none.
+    pub tools: Option<ToolTypes>,
     /// True to leave out all calls but the first.
     pub first_call_only: bool,
 }
@@ -135,11 +139,15 @@ impl OutputParser {
     pub fn new(options: OutputOptions, prompt: &str) -> Self {
         let parser = match options.format {
             AnswerFormat::Tagged { reasoning, tools } => Parser::Tagged {
-                reasoning: (reasoning && options.reasoning).then(|| ReasoningParser::new(prompt)),
-                tools: tools.filter(|_| options.calls).map(ToolParser::new),
+                reasoning: reasoning
+                    .filter(|_| options.reasoning)
+                    .map(|tags| ReasoningParser::new(tags, prompt)),
+                tools: tools
+                    .zip(options.tools.clone())
+                    .map(|(format, types)| ToolParser::new(format, types)),
             },
             AnswerFormat::Harmony => {
-                Parser::Harmony(Some(HarmonyParser::new(prompt, options.calls)))
+                Parser::Harmony(Some(HarmonyParser::new(prompt, options.tools.is_some())))
             }
         };
         Self { parser, options }

@@ -1,12 +1,56 @@
-//! Reasoning in the text of a model, between `<think>` and `</think>`.
+//! Reasoning in the text of a model, between two tags.
+
+/// The tags around the reasoning of a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ReasoningTags {
+    /// `<think>` and `</think>`.
+    #[default]
+    Think,
+    /// `<seed:think>` and `</seed:think>`: Seed-OSS.
+    Seed,
+}
+
+impl ReasoningTags {
+    /// Returns the tags with which a chat template marks reasoning, so that a model with it writes
+    /// them; `None` if it has none.
+    pub fn of_template(template: &str) -> Option<Self> {
+        [Self::Seed, Self::Think]
+            .into_iter()
+            .find(|tags| template.contains(tags.closing()))
+    }
+
+    /// Returns both tags, the opening one first.
+    pub fn texts(self) -> &'static [&'static str; 2] {
+        match self {
+            Self::Think => &["<think>", "</think>"],
+            Self::Seed => &["<seed:think>", "</seed:think>"],
+        }
+    }
+
+    /// Returns what begins the reasoning.
+    pub fn opening(self) -> &'static str {
+        self.texts()[0]
+    }
+
+    /// Returns what ends the reasoning.
+    pub fn closing(self) -> &'static str {
+        self.texts()[1]
+    }
+
+    /// Returns true if `prompt` ends with the opening tag: the answer begins with reasoning then.
+    pub fn is_open(self, prompt: &str) -> bool {
+        prompt.trim_end().ends_with(self.opening())
+    }
+}
 
 /// Divides the text of an answer into reasoning and content while it is generated.
 ///
-/// An answer may begin with reasoning between `<think>` and `</think>`, or with reasoning alone if
-/// the prompt ends with `<think>`. Later tags are content. White space around the tags is dropped.
-/// Where the text is divided into pieces changes nothing but the pieces of the result.
+/// An answer may begin with reasoning between the tags, or with reasoning alone if the prompt ends
+/// with the opening tag. Later tags are content. White space around the tags is dropped. Where the
+/// text is divided into pieces changes nothing but the pieces of the result.
 #[derive(Debug)]
 pub struct ReasoningParser {
+    tags: ReasoningTags,
     state: State,
     /// White space and the start of a tag, which may not belong to the result.
     held: String,
@@ -26,27 +70,23 @@ pub enum ReasoningDelta {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The start of the answer: `<think>` may follow.
+    /// The start of the answer: the opening tag may follow.
     Start,
-    /// The place after `<think>` and white space.
+    /// The place after the opening tag and white space.
     Opened,
     Reasoning,
-    /// The place after `</think>` and white space.
+    /// The place after the closing tag and white space.
     Closed,
     Content,
 }
 
-const OPENING: &str = "<think>";
-
 impl ReasoningParser {
-    /// What ends the reasoning.
-    pub const CLOSING: &str = "</think>";
-
     /// Starts at the beginning of an answer to `prompt`, the text that a chat template rendered:
-    /// the reasoning has begun if the prompt ends with `<think>`.
-    pub fn new(prompt: &str) -> Self {
+    /// the reasoning has begun if the prompt ends with the opening tag.
+    pub fn new(tags: ReasoningTags, prompt: &str) -> Self {
         Self {
-            state: match Self::is_open(prompt) {
+            tags,
+            state: match tags.is_open(prompt) {
                 true => State::Opened,
                 false => State::Start,
             },
@@ -54,16 +94,6 @@ impl ReasoningParser {
             mark: 0,
             deltas: Vec::new(),
         }
-    }
-
-    /// Returns true if `prompt` ends with `<think>`, so that the answer begins with reasoning.
-    pub fn is_open(prompt: &str) -> bool {
-        prompt.trim_end().ends_with(OPENING)
-    }
-
-    /// Returns true if a chat template marks reasoning, so that a model with it writes `<think>`.
-    pub fn is_in_template(template: &str) -> bool {
-        template.contains(Self::CLOSING)
     }
 
     /// Adds text and returns the parts of the answer that it completes. White space, and text that
@@ -89,8 +119,8 @@ impl ReasoningParser {
 
     fn step(&mut self, character: char) {
         let tag = match self.state {
-            State::Start => OPENING,
-            State::Opened | State::Reasoning => Self::CLOSING,
+            State::Start => self.tags.opening(),
+            State::Opened | State::Reasoning => self.tags.closing(),
             State::Closed if character.is_ascii_whitespace() => return,
             State::Closed | State::Content => {
                 self.state = State::Content;
@@ -160,7 +190,15 @@ mod tests {
 
     /// Returns the reasoning and the content of an answer that comes in pieces.
     fn divided<'a>(prompt: &str, pieces: impl IntoIterator<Item = &'a str>) -> (String, String) {
-        let mut parser = ReasoningParser::new(prompt);
+        divided_by(ReasoningTags::Think, prompt, pieces)
+    }
+
+    fn divided_by<'a>(
+        tags: ReasoningTags,
+        prompt: &str,
+        pieces: impl IntoIterator<Item = &'a str>,
+    ) -> (String, String) {
+        let mut parser = ReasoningParser::new(tags, prompt);
         let mut deltas = Vec::new();
         for piece in pieces {
             deltas.extend(parser.push(piece));
@@ -207,6 +245,34 @@ mod tests {
             let expected = (reasoning.to_string(), content.to_string());
             assert_eq!(divided(prompt, [answer]), expected, "{answer:?}");
         }
+    }
+
+    #[test]
+    fn tags_are_those_of_the_template() {
+        let seed = "{%- set think_end_token = '</seed:think>' -%}";
+        for (template, tags) in [
+            (seed, Some(ReasoningTags::Seed)),
+            (
+                "{{ content.split('</think>') }}",
+                Some(ReasoningTags::Think),
+            ),
+            ("{{ content }}", None),
+        ] {
+            assert_eq!(ReasoningTags::of_template(template), tags, "{template}");
+        }
+        let expected = ("a </think>".to_string(), "b".to_string());
+        for (prompt, answer) in [
+            ("", "<seed:think>\na </think>\n</seed:think>\nb"),
+            (
+                "<seed:bos>assistant\n<seed:think>\n",
+                "a </think></seed:think>b",
+            ),
+        ] {
+            let pieces = answer.split_inclusive(':');
+            assert_eq!(divided_by(ReasoningTags::Seed, prompt, pieces), expected);
+        }
+        let [think, seed] = [ReasoningTags::Think, ReasoningTags::Seed];
+        assert!(seed.is_open("<seed:think>\n") && !think.is_open("<seed:think>\n"));
     }
 
     /// 100,000 answers of random parts take 1 s.

@@ -5,13 +5,16 @@ use crate::error::ApiError;
 use crate::generate::Prompt;
 use crate::harmony;
 use crate::output::AnswerFormat;
-use crate::reasoning::ReasoningParser;
 use crate::state::ApiState;
-use crate::tools::{ToolGrammarError, ToolSchema};
+use crate::tools::grammar::literal;
+use crate::tools::{ToolGrammarError, ToolSchema, ToolTypes};
 use marlin_serve::grammar::{GrammarCompiler, GrammarError, GrammarSource};
 use marlin_serve::server::GenerationRequest;
 use openai_protocol::common::Function;
-use serde_json::Value;
+use serde_json::{Map, Value};
+
+/// The field that has the form of an answer in vLLM's API.
+pub(crate) const STRUCTURED_OUTPUTS: &str = "structured_outputs";
 
 /// The grammar of an answer, and the field that asks for it.
 #[derive(Debug, Clone)]
@@ -65,6 +68,17 @@ pub(crate) struct ToolUse {
 }
 
 impl ToolUse {
+    /// Returns the types of the parameters of all tools.
+    pub fn types(&self) -> ToolTypes {
+        let functions = self.definitions.iter().map(|tool| &tool["function"]);
+        ToolTypes::new(functions.filter_map(|function| {
+            Some(ToolSchema {
+                name: function["name"].as_str()?,
+                parameters: function.get("parameters"),
+            })
+        }))
+    }
+
     /// Returns the tools that may be called.
     fn schemas(&self) -> Vec<ToolSchema<'_>> {
         let tools = self.callable.iter();
@@ -103,6 +117,60 @@ impl Structure {
     /// Text that a regular expression matches.
     pub fn regex(regex: &str, param: &'static str) -> Self {
         Self::new(GrammarSource::Regex(regex.into()), param)
+    }
+
+    /// Returns the form that vLLM's field `structured_outputs` asks for, which is one of the
+    /// `fields` of a request that OpenAI's API does not have.
+    pub fn of_vllm(fields: &Map<String, Value>) -> Result<Option<Self>, ApiError> {
+        const PARAM: &str = STRUCTURED_OUTPUTS;
+        let invalid = || {
+            let message = "It must be an object with one of `json`, `regex`, `choice`, `grammar` \
+                           and `json_object`.";
+            ApiError::invalid(PARAM, message)
+        };
+        let Some(form) = fields.get(PARAM).filter(|form| !form.is_null()) else {
+            return Ok(None);
+        };
+        let form = form.as_object().ok_or_else(invalid)?;
+        let mut given = form
+            .iter()
+            .filter(|(_, value)| !matches!(value, Value::Null | Value::Bool(false)));
+        let (Some((name, value)), None) = (given.next(), given.next()) else {
+            return Err(invalid());
+        };
+        Ok(Some(match (name.as_str(), value) {
+            ("json", Value::Object(_)) => Self::json_schema(NamedSchema::new(value), PARAM),
+            ("json", Value::String(text)) => {
+                let schema: Value = serde_json::from_str(text)
+                    .map_err(|error| ApiError::invalid(PARAM, format!("`json`: {error}")))?;
+                Self::json_schema(NamedSchema::new(&schema), PARAM)
+            }
+            ("regex", Value::String(regex)) => Self::regex(regex, PARAM),
+            ("grammar", Value::String(lark)) => Self::new(GrammarSource::Lark(lark.into()), PARAM),
+            ("json_object", Value::Bool(true)) => Self::json_object(PARAM),
+            ("choice", Value::Array(choices)) if !choices.is_empty() => {
+                let choices = choices.iter().map(|choice| choice.as_str().map(literal));
+                let choices: Option<Vec<_>> = choices.collect();
+                let choices = choices.ok_or_else(invalid)?.join(" | ");
+                Self::new(GrammarSource::Lark(format!("start: {choices}\n")), PARAM)
+            }
+            _ => return Err(invalid()),
+        }))
+    }
+
+    /// Returns the one form that a request asks for, in one of several fields.
+    pub fn one(forms: impl IntoIterator<Item = Self>) -> Result<Option<Self>, ApiError> {
+        let mut forms = forms.into_iter();
+        match (forms.next(), forms.next()) {
+            (Some(first), Some(second)) => Err(ApiError::invalid(
+                second.param,
+                format!(
+                    "`{}` and `{}` exclude each other.",
+                    first.param, second.param
+                ),
+            )),
+            (form, _) => Ok(form),
+        }
     }
 }
 
@@ -157,9 +225,9 @@ pub(crate) async fn apply(
     let (form, param) = match (tools, structure) {
         (Some(tools), _) if tools.forced => (Form::Calls(tools.clone()), "tool_choice"),
         // A model that may call a tool writes either that or the form.
-        (Some(_), Some(_)) => {
+        (Some(_), Some(structure)) => {
             return Err(ApiError::unsupported(
-                "response_format",
+                structure.param,
                 "A form of the answer and tools that the model may or may not call exclude each \
                  other; set `tool_choice` to `none` or `required`.",
             ));
@@ -201,7 +269,7 @@ impl Form {
         param: &'static str,
     ) -> Result<GrammarSource, ApiError> {
         let token_id = |text: &str| compiler.token_id(text).ok().flatten();
-        let grammar = match (self, format) {
+        let (grammar, reasoning) = match (self, format) {
             (Self::Content(grammar), AnswerFormat::Harmony) => {
                 return Ok(harmony::final_grammar(prompt, &grammar, token_id));
             }
@@ -209,17 +277,28 @@ impl Form {
                 let grammar = harmony::calls_grammar(prompt, &tools.schemas(), token_id);
                 return grammar.map_err(|error| of_tools(&error));
             }
-            (Self::Content(grammar), AnswerFormat::Tagged { .. }) => grammar,
-            (Self::Calls(tools), AnswerFormat::Tagged { tools: format, .. }) => {
+            (Self::Content(grammar), AnswerFormat::Tagged { reasoning, .. }) => {
+                (grammar, reasoning)
+            }
+            (
+                Self::Calls(tools),
+                AnswerFormat::Tagged {
+                    reasoning,
+                    tools: format,
+                },
+            ) => {
                 let format = format.ok_or_else(no_calls)?;
                 let grammar = format.grammar(&tools.schemas(), tools.several, token_id);
-                GrammarSource::Lark(grammar.map_err(|error| of_tools(&error))?)
+                let grammar = grammar.map_err(|error| of_tools(&error))?;
+                (GrammarSource::Lark(grammar), reasoning)
             }
         };
-        if !ReasoningParser::is_open(prompt) {
+        // A template may open the reasoning, and say nothing of its end.
+        let tags = reasoning.unwrap_or_default();
+        if !tags.is_open(prompt) {
             return Ok(grammar);
         }
-        let end = ReasoningParser::CLOSING;
+        let end = tags.closing();
         let token = compiler
             .token_id(end)
             .map_err(|error| refused(&error, param))?;
@@ -242,7 +321,7 @@ fn of_tools(error: &ToolGrammarError) -> ApiError {
 
 /// The parameters of a tool without any.
 fn empty() -> Value {
-    Value::Object(serde_json::Map::new())
+    Value::Object(Map::new())
 }
 
 /// Returns the error for a grammar that is not compiled.

@@ -47,6 +47,38 @@ struct DetokenizeResponse {
     prompt: String,
 }
 
+/// What has tokens.
+pub(crate) enum Source {
+    Text {
+        text: String,
+        /// True if the tokens that the tokenizer adds to a text belong to it.
+        special: bool,
+    },
+    Conversation(Conversation),
+}
+
+impl TokenizeRequest {
+    /// Returns what has the tokens that are asked for.
+    pub fn source(self) -> Result<Source, ApiError> {
+        match (self.prompt, self.messages) {
+            (Some(text), None) => Ok(Source::Text {
+                text,
+                special: self.add_special_tokens,
+            }),
+            (None, Some(messages)) => Ok(Source::Conversation(Conversation {
+                messages: chat_messages(messages)?,
+                tools: chat_tools(&self.tools)?,
+                variables: self.chat_template_kwargs,
+                ..Conversation::default()
+            })),
+            _ => Err(ApiError::invalid(
+                "prompt",
+                "Either `prompt` or `messages` must be given.",
+            )),
+        }
+    }
+}
+
 fn yes() -> bool {
     true
 }
@@ -59,33 +91,18 @@ pub(crate) async fn tokenize(
     if let Some(model) = &request.model {
         state.check_model(model)?;
     }
-    let tokens = match (request.prompt, request.messages) {
-        (Some(prompt), None) => {
-            let special = request.add_special_tokens;
+    let tokens = match request.source()? {
+        Source::Text { text, special } => {
             state
-                .text(move |text| {
+                .text(move |own| {
                     Ok(match special {
-                        true => text.tokenizer.encode(&prompt)?,
-                        false => text.tokenizer.encode_rendered(&prompt)?,
+                        true => own.tokenizer.encode(&text)?,
+                        false => own.tokenizer.encode_rendered(&text)?,
                     })
                 })
                 .await?
         }
-        (None, Some(messages)) => {
-            let conversation = Conversation {
-                messages: chat_messages(messages)?,
-                tools: chat_tools(&request.tools)?,
-                variables: request.chat_template_kwargs,
-                ..Conversation::default()
-            };
-            state.encode(conversation).await?.tokens
-        }
-        _ => {
-            return Err(ApiError::invalid(
-                "prompt",
-                "Either `prompt` or `messages` must be given.",
-            ));
-        }
+        Source::Conversation(conversation) => state.encode(conversation).await?.tokens,
     };
     Ok(json(&TokenizeResponse {
         count: tokens.len(),

@@ -48,7 +48,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     options.compiled_marks = compiled_marks;
     if let Some(template) = &template {
         options.stop_tokens = template.stop_tokens(llama.tokenizer()?);
-        options.shown_tokens = shown_tokens(template).to_vec();
+        options.shown_tokens = shown_tokens(template);
     }
     let engine = model::start(&llama, &options)?;
 

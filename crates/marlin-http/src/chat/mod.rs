@@ -3,8 +3,7 @@
 mod request;
 mod stream;
 
-use self::request::ChatJob;
-pub(crate) use self::request::priority;
+pub(crate) use self::request::{ChatJob, priority};
 use self::stream::ChatForm;
 use crate::auth::Client;
 use crate::body::Checked;
@@ -30,9 +29,10 @@ pub(crate) async fn create(
     Extension(client): Extension<Client>,
     Checked(request): Checked<ChatCompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let job = ChatJob::new(&state, request, client).await?;
+    state.check_model(&request.model)?;
+    let job = ChatJob::read(request)?;
     let vocabulary = state.vocabulary(job.logprobs).await?;
-    let answers = state.generate(job.job)?;
+    let answers = state.generate(job.asked.job(&state, client).await?)?;
     let (id, created, model) = (state.new_id("chatcmpl-"), state.now(), job.model);
     if let Some(options) = job.stream {
         let form = ChatForm::new(id, created, model, answers.len());

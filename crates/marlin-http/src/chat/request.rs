@@ -1,21 +1,18 @@
 //! The engine's request for the request of a chat completion.
 
-use crate::auth::Client;
+use crate::asked::Asked;
 use crate::conversation::{Conversation, chat_messages, chat_tools};
 use crate::error::ApiError;
-use crate::generate::Job;
-use crate::output::OutputOptions;
 use crate::sampling::{Fields, StreamFields, refuse_if, refuse_unknown, stop};
-use crate::state::ApiState;
-use crate::structure::{self, NamedSchema, Structure, ToolUse};
+use crate::structure::{NamedSchema, STRUCTURED_OUTPUTS, Structure, ToolUse};
 use openai_protocol::chat::ChatCompletionRequest;
 use openai_protocol::common::{ResponseFormat, ToolChoice, ToolChoiceValue};
 use openai_protocol::validated::Normalizable;
 use serde_json::{Map, Value};
 
 /// What a chat completion asks for.
-pub(super) struct ChatJob {
-    pub job: Job,
+pub(crate) struct ChatJob {
+    pub asked: Asked,
     /// The name of the model in the request.
     pub model: String,
     /// True if log probabilities are asked for.
@@ -25,16 +22,12 @@ pub(super) struct ChatJob {
 }
 
 impl ChatJob {
-    pub async fn new(
-        state: &ApiState,
-        mut request: ChatCompletionRequest,
-        client: Client,
-    ) -> Result<Self, ApiError> {
-        state.check_model(&request.model)?;
+    /// Reads a request.
+    pub fn read(mut request: ChatCompletionRequest) -> Result<Self, ApiError> {
         request.normalize();
         refuse(&request)?;
         let stream = StreamFields::new(request.stream, request.stream_options.as_ref())?;
-        let tool_use = tool_use(&request)?;
+        let tools = tool_use(&request)?;
         let structure = structure(&request)?;
         let fields = Fields {
             max_tokens: request.output_token_cap(),
@@ -56,34 +49,21 @@ impl ChatJob {
                 .then(|| request.top_logprobs.unwrap_or_default()),
             priority: priority(&request.other)?,
         };
-        let first_call_only = request.disables_parallel_tool_calls();
-        let reasoning = request.separate_reasoning;
-        let mut engine_request = fields.request(state, client)?;
         let conversation = Conversation {
             variables: variables(&mut request),
             continues: request.continues_final_assistant(),
             messages: chat_messages(std::mem::take(&mut request.messages))?,
             ..Conversation::default()
         };
-        let prompt = structure::encode(
-            state,
-            &mut engine_request,
-            conversation,
-            structure,
-            tool_use.as_ref(),
-        )
-        .await?;
         Ok(Self {
-            job: Job {
-                prompts: vec![prompt],
+            asked: Asked {
+                fields,
+                conversation,
+                structure,
+                tools,
                 choices: request.n.unwrap_or(1) as usize,
-                request: engine_request,
-                output: OutputOptions {
-                    format: state.format(),
-                    reasoning,
-                    calls: tool_use.is_some(),
-                    first_call_only,
-                },
+                reasoning: request.separate_reasoning,
+                first_call_only: request.disables_parallel_tool_calls(),
             },
             model: request.model,
             logprobs: request.logprobs,
@@ -120,7 +100,7 @@ fn refuse(request: &ChatCompletionRequest) -> Result<(), ApiError> {
             "The last message must be of the role `assistant` to be continued.",
         ));
     }
-    refuse_unknown(&request.other, "", &["priority"])
+    refuse_unknown(&request.other, "", &["priority", STRUCTURED_OUTPUTS])
 }
 
 /// Returns the seed. Engines have it under two names.
@@ -180,16 +160,20 @@ fn tool_use(request: &ChatCompletionRequest) -> Result<Option<ToolUse>, ApiError
 
 /// Returns the form that the answer must have.
 fn structure(request: &ChatCompletionRequest) -> Result<Option<Structure>, ApiError> {
-    if let Some(regex) = &request.regex {
-        return Ok(Some(Structure::regex(regex, "regex")));
-    }
     const PARAM: &str = "response_format";
-    Ok(match &request.response_format {
+    let regex = request.regex.as_deref();
+    let format = match &request.response_format {
         None | Some(ResponseFormat::Text) => None,
         Some(ResponseFormat::JsonObject) => Some(Structure::json_object(PARAM)),
         Some(ResponseFormat::JsonSchema { json_schema }) => {
             let schema = NamedSchema::new(&json_schema.schema).named(&json_schema.name);
             Some(Structure::json_schema(schema, PARAM))
         }
-    })
+    };
+    let forms = [
+        regex.map(|regex| Structure::regex(regex, "regex")),
+        Structure::of_vllm(&request.other)?,
+        format,
+    ];
+    Structure::one(forms.into_iter().flatten())
 }

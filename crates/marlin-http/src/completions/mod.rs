@@ -55,6 +55,12 @@ pub(crate) async fn create(
     }))
 }
 
+/// Checks a request as far as its body tells.
+pub(crate) fn check(body: Map<String, Value>) -> Result<(), ApiError> {
+    let (request, _) = request::read(body)?;
+    request::check(&request).map(drop)
+}
+
 /// Returns a whole answer. `echo` is the text before it.
 fn choice(index: usize, reply: Reply, echo: String) -> CompletionChoice {
     CompletionChoice {

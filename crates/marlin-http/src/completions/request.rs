@@ -1,19 +1,19 @@
 //! The engine's request for the request of a text completion.
 
 use crate::auth::Client;
+use crate::body::validated;
 use crate::chat::priority;
 use crate::error::ApiError;
 use crate::generate::{Job, Prompt};
 use crate::output::{AnswerFormat, OutputOptions};
 use crate::sampling::{Fields, StreamFields, refuse_if, refuse_unknown, stop};
 use crate::state::ApiState;
-use crate::structure::{self, Structure};
+use crate::structure::{self, STRUCTURED_OUTPUTS, Structure};
 use marlin_serve::grammar::GrammarSource;
 use openai_protocol::common::StringOrArray;
 use openai_protocol::completion::CompletionRequest;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use validator::Validate;
 
 /// The tokens that a completion has where the request does not say, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -42,19 +42,12 @@ enum TokenPrompts {
 impl CompletionJob {
     pub async fn new(
         state: &ApiState,
-        mut body: Map<String, Value>,
+        body: Map<String, Value>,
         client: Client,
     ) -> Result<Self, ApiError> {
-        let tokens = take_token_prompts(&mut body)?;
-        let body = Value::Object(body);
-        let mut request =
-            CompletionRequest::deserialize(body).map_err(|error| ApiError::json(&error))?;
-        request
-            .validate()
-            .map_err(|errors| ApiError::validation(&errors))?;
+        let (mut request, tokens) = read(body)?;
         state.check_model(&request.model)?;
-        refuse(&request)?;
-        let stream = StreamFields::new(request.stream, request.stream_options.as_ref())?;
+        let (stream, form) = check(&request)?;
         let seed = request.sampling_seed.map(u64::cast_signed);
         let fields = Fields {
             max_tokens: request.max_tokens.or(Some(DEFAULT_MAX_TOKENS)),
@@ -77,7 +70,6 @@ impl CompletionJob {
         let mut engine_request = fields.request(state, client)?;
         // The text of a prompt is not that of a template, so that its answer has no format.
         let format = AnswerFormat::default();
-        let form = form(&request)?;
         structure::apply(state, &mut engine_request, format, "", form, None).await?;
         let prompts = match tokens {
             Some(prompts) => state.decode(prompts, request.echo).await?,
@@ -116,9 +108,29 @@ impl CompletionJob {
     }
 }
 
+/// The tokens of prompts; `None` if they are texts.
+type Tokens = Option<Vec<Vec<u32>>>;
+
+/// Reads a request, and its prompts if they are tokens.
+pub(super) fn read(mut body: Map<String, Value>) -> Result<(CompletionRequest, Tokens), ApiError> {
+    let tokens = take_token_prompts(&mut body)?;
+    let request = CompletionRequest::deserialize(Value::Object(body))
+        .map_err(|error| ApiError::json(&error))?;
+    Ok((validated(request)?, tokens))
+}
+
+/// Returns what is asked of the stream, and the form that the answer must have.
+pub(super) fn check(
+    request: &CompletionRequest,
+) -> Result<(Option<StreamFields>, Option<Structure>), ApiError> {
+    refuse(request)?;
+    let stream = StreamFields::new(request.stream, request.stream_options.as_ref())?;
+    Ok((stream, form(request)?))
+}
+
 /// Takes prompts in the form of tokens, for which the type of the request has no place, and puts a
 /// text in their place.
-fn take_token_prompts(body: &mut Map<String, Value>) -> Result<Option<Vec<Vec<u32>>>, ApiError> {
+fn take_token_prompts(body: &mut Map<String, Value>) -> Result<Tokens, ApiError> {
     let Some(prompt) = body.get_mut("prompt") else {
         return Ok(None);
     };
@@ -164,17 +176,17 @@ fn refuse(request: &CompletionRequest) -> Result<(), ApiError> {
             "The log probabilities of a prompt's tokens are not supported by this server.",
         ));
     }
-    refuse_unknown(&request.other, "", &["priority"])
+    refuse_unknown(&request.other, "", &["priority", STRUCTURED_OUTPUTS])
 }
 
 /// Returns the form that the answer must have.
 fn form(request: &CompletionRequest) -> Result<Option<Structure>, ApiError> {
-    if let Some(regex) = &request.regex {
-        return Ok(Some(Structure::regex(regex, "regex")));
-    }
-    let Some(schema) = &request.json_schema else {
-        return Ok(None);
-    };
-    let grammar = GrammarSource::JsonSchema(schema.clone());
-    Ok(Some(Structure::new(grammar, "json_schema")))
+    let regex = request.regex.as_deref();
+    let schema = request.json_schema.clone().map(GrammarSource::JsonSchema);
+    let forms = [
+        regex.map(|regex| Structure::regex(regex, "regex")),
+        Structure::of_vllm(&request.other)?,
+        schema.map(|schema| Structure::new(schema, "json_schema")),
+    ];
+    Structure::one(forms.into_iter().flatten())
 }

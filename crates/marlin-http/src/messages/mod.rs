@@ -3,7 +3,7 @@
 mod request;
 mod stream;
 
-use self::request::MessageJob;
+pub(crate) use self::request::{MessageJob, count_conversation};
 use self::stream::MessageWriter;
 use crate::auth::Client;
 use crate::body::Checked;
@@ -26,8 +26,13 @@ pub(crate) async fn create(
     Extension(client): Extension<Client>,
     Checked(request): Checked<CreateMessageRequest>,
 ) -> Result<Response, ApiError> {
-    let MessageJob { job, model, stream } = MessageJob::new(&state, request, client).await?;
-    let answers = state.generate(job)?;
+    state.check_model(&request.model)?;
+    let MessageJob {
+        asked,
+        model,
+        stream,
+    } = MessageJob::read(request)?;
+    let answers = state.generate(asked.job(&state, client).await?)?;
     let id = state.new_id("msg_");
     if stream {
         let prompt = answers.total().counts;
@@ -49,7 +54,8 @@ pub(crate) async fn count_tokens(
     State(state): State<ApiState>,
     Checked(request): Checked<CountMessageTokensRequest>,
 ) -> Result<Response, ApiError> {
-    let conversation = request::count_conversation(&state, request)?;
+    state.check_model(&request.model)?;
+    let conversation = count_conversation(request)?;
     let prompt = state.encode(conversation).await?;
     Ok(json(&CountMessageTokensResponse {
         input_tokens: prompt.tokens.len() as u32,

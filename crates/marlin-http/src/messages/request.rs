@@ -1,12 +1,9 @@
 //! The engine's request for the request of a message.
 
-use crate::auth::Client;
+use crate::asked::Asked;
 use crate::conversation::{Conversation, tool_call};
 use crate::error::ApiError;
-use crate::generate::Job;
-use crate::output::OutputOptions;
 use crate::sampling::{Fields, refuse_if, refuse_unknown};
-use crate::state::ApiState;
 use crate::structure::{self, NamedSchema, Structure, ToolUse};
 use openai_protocol::common::Function;
 use openai_protocol::messages::{
@@ -17,20 +14,16 @@ use openai_protocol::messages::{
 use serde_json::{Map, Value, json};
 
 /// What a message asks for.
-pub(super) struct MessageJob {
-    pub job: Job,
+pub(crate) struct MessageJob {
+    pub asked: Asked,
     /// The name of the model in the request.
     pub model: String,
     pub stream: bool,
 }
 
 impl MessageJob {
-    pub async fn new(
-        state: &ApiState,
-        request: CreateMessageRequest,
-        client: Client,
-    ) -> Result<Self, ApiError> {
-        state.check_model(&request.model)?;
+    /// Reads a request.
+    pub fn read(request: CreateMessageRequest) -> Result<Self, ApiError> {
         refuse_if(request.container.is_some(), "container")?;
         refuse_if(request.mcp_servers.is_some(), "mcp_servers")?;
         refuse_unknown(&request.other, "", &["output_format"])?;
@@ -39,7 +32,7 @@ impl MessageJob {
             return Err(ApiError::invalid("max_tokens", message));
         }
         let structure = form(&request)?;
-        let tool_use = tool_use(request.tools.as_deref(), request.tool_choice.as_ref())?;
+        let tools = tool_use(request.tools.as_deref(), request.tool_choice.as_ref())?;
         let fields = Fields {
             max_tokens: Some(request.max_tokens),
             temperature: request.temperature.map(|value| value as f32),
@@ -50,7 +43,6 @@ impl MessageJob {
             stop: request.stop_sequences.clone().unwrap_or_default(),
             ..Fields::default()
         };
-        let mut engine_request = fields.request(state, client)?;
         let (thinking, effort) = (request.template_thinking(), request.reasoning_effort());
         let conversation = Conversation {
             variables: variables(thinking, effort),
@@ -58,26 +50,16 @@ impl MessageJob {
             messages: conversation(request.system, request.messages)?,
             ..Conversation::default()
         };
-        let prompt = structure::encode(
-            state,
-            &mut engine_request,
-            conversation,
-            structure,
-            tool_use.as_ref(),
-        )
-        .await?;
         Ok(Self {
-            job: Job {
-                prompts: vec![prompt],
+            asked: Asked {
+                fields,
+                conversation,
+                structure,
+                tools,
                 choices: 1,
-                request: engine_request,
-                output: OutputOptions {
-                    format: state.format(),
-                    reasoning: true,
-                    calls: tool_use.is_some(),
-                    first_call_only: (request.tool_choice.as_ref())
-                        .is_some_and(ToolChoice::disables_parallel_tool_use),
-                },
+                reasoning: true,
+                first_call_only: (request.tool_choice.as_ref())
+                    .is_some_and(ToolChoice::disables_parallel_tool_use),
             },
             model: request.model,
             stream: request.stream == Some(true),
@@ -86,11 +68,9 @@ impl MessageJob {
 }
 
 /// Returns the conversation whose tokens are to be counted.
-pub(super) fn count_conversation(
-    state: &ApiState,
+pub(crate) fn count_conversation(
     request: CountMessageTokensRequest,
 ) -> Result<Conversation, ApiError> {
-    state.check_model(&request.model)?;
     refuse_unknown(&request.other, "", &[])?;
     let tools = tool_use(request.tools.as_deref(), request.tool_choice.as_ref())?;
     let config = request.output_config.as_ref();

@@ -2,17 +2,28 @@
 
 use crate::output::Joined;
 use crate::state::ApiState;
+use openai_protocol::common::ChatLogProbs;
 use openai_protocol::responses::{
     ResponseContentPart, ResponseOutputItem, ResponseReasoningContent,
 };
+use serde_json::Value;
 
 /// The states of an item.
 pub(super) const IN_PROGRESS: &str = "in_progress";
 pub(super) const COMPLETED: &str = "completed";
 pub(super) const INCOMPLETE: &str = "incomplete";
 
+/// The log probabilities of a text's tokens; `None` if the request does not ask for them.
+pub(super) type TextLogprobs = Option<Vec<Value>>;
+
 /// Returns the items of a whole answer. The last one has `status`, the others are complete.
-pub(super) fn items(state: &ApiState, parts: Joined, status: &str) -> Vec<ResponseOutputItem> {
+/// `logprobs` are those of the content.
+pub(super) fn items(
+    state: &ApiState,
+    parts: Joined,
+    logprobs: TextLogprobs,
+    status: &str,
+) -> Vec<ResponseOutputItem> {
     let count = usize::from(!parts.reasoning.is_empty())
         + usize::from(!parts.content.is_empty())
         + parts.calls.len();
@@ -27,7 +38,7 @@ pub(super) fn items(state: &ApiState, parts: Joined, status: &str) -> Vec<Respon
         items.push(reasoning(state.new_id("rs_"), content, next()));
     }
     if !parts.content.is_empty() {
-        let content = vec![output_text(parts.content)];
+        let content = vec![output_text(parts.content, logprobs)];
         items.push(message(state.new_id("msg_"), content, next()));
     }
     for own in parts.calls {
@@ -45,11 +56,12 @@ pub(super) fn message(
     ResponseOutputItem::new_message(id, "assistant".into(), content, status.into())
 }
 
-pub(super) fn output_text(text: String) -> ResponseContentPart {
+pub(super) fn output_text(text: String, logprobs: TextLogprobs) -> ResponseContentPart {
     ResponseContentPart::OutputText {
         text,
         annotations: Vec::new(),
-        logprobs: None,
+        // A list, unlike in chat completions.
+        logprobs: logprobs.map(|list| ChatLogProbs::Raw(list.into())),
     }
 }
 

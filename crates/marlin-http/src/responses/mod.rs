@@ -4,12 +4,13 @@ mod item;
 mod request;
 mod stream;
 
-use self::request::ResponseJob;
+pub(crate) use self::request::ResponseJob;
 use self::stream::ResponseWriter;
 use crate::auth::Client;
 use crate::body::Checked;
 use crate::error::{ApiError, json};
-use crate::generate::{Counts, Finish};
+use crate::generate::{Counts, Finish, Update};
+use crate::logprobs::ContentLogprobs;
 use crate::sse;
 use crate::state::ApiState;
 use axum::Extension;
@@ -26,21 +27,39 @@ pub(crate) async fn create(
     Extension(client): Extension<Client>,
     Checked(request): Checked<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
+    state.check_model(&request.model)?;
     let mut response = ResponsesResponse::builder(state.new_id("resp_"), &request.model)
         .copy_from_request(&request)
         .created_at(state.now().cast_signed())
         .status(ResponseStatus::InProgress)
         .store(false)
         .build();
-    let ResponseJob { job, stream } = ResponseJob::new(&state, request, client).await?;
-    let answers = state.generate(job)?;
+    let job = ResponseJob::read(request)?;
+    job.check_logprobs(&state)?;
+    let ResponseJob {
+        asked,
+        logprobs,
+        stream,
+    } = job;
+    let vocabulary = state.vocabulary(logprobs).await?;
+    let ends = &state.engine().options().eos_tokens;
+    let mut of_content =
+        vocabulary.map(|vocabulary| ContentLogprobs::new(vocabulary, ends.clone()));
+    let answers = state.generate(asked.job(&state, client).await?)?;
     if stream {
-        return Ok(sse::respond(answers, ResponseWriter::new(response)));
+        let writer = ResponseWriter::new(response, of_content);
+        return Ok(sse::respond(answers, writer));
     }
-    let (replies, counts) = answers.collect().await?;
+    let mut logprobs = of_content.is_some().then(Vec::new);
+    let see = |update: &Update| {
+        if let (Some(of_content), Some(logprobs)) = (&mut of_content, &mut logprobs) {
+            logprobs.extend(of_content.of_update(update));
+        }
+    };
+    let (replies, counts) = answers.collect_with(see).await?;
     for reply in replies {
         let status = finish(&mut response, &reply.finish, counts, state.now());
-        response.output = item::items(&state, reply.parts, status);
+        response.output = item::items(&state, reply.parts, logprobs.take(), status);
     }
     Ok(json(&response))
 }

@@ -1,13 +1,11 @@
 //! The engine's request for the request of a response.
 
-use crate::auth::Client;
+use crate::asked::Asked;
 use crate::conversation::{Conversation, tool_call};
 use crate::error::ApiError;
-use crate::generate::Job;
-use crate::output::OutputOptions;
 use crate::sampling::{Fields, refuse_if, stop};
 use crate::state::ApiState;
-use crate::structure::{self, NamedSchema, Structure, ToolUse};
+use crate::structure::{NamedSchema, Structure, ToolUse};
 use openai_protocol::chat::thinking_from_reasoning_effort;
 use openai_protocol::common::{Function, ToolReference};
 use openai_protocol::responses::{
@@ -18,22 +16,20 @@ use openai_protocol::responses::{
 use serde_json::{Map, Value, json};
 
 /// What a response asks for.
-pub(super) struct ResponseJob {
-    pub job: Job,
+pub(crate) struct ResponseJob {
+    pub asked: Asked,
+    /// True if the log probabilities of the text are asked for.
+    pub logprobs: bool,
     pub stream: bool,
 }
 
 impl ResponseJob {
-    pub async fn new(
-        state: &ApiState,
-        mut request: ResponsesRequest,
-        client: Client,
-    ) -> Result<Self, ApiError> {
-        state.check_model(&request.model)?;
+    /// Reads a request.
+    pub fn read(mut request: ResponsesRequest) -> Result<Self, ApiError> {
         refuse(&request)?;
-        let first_call_only = request.parallel_tool_calls == Some(false);
+        let logprobs = includes(&request, IncludeField::MessageOutputTextLogprobs);
         let structure = form(&request);
-        let tool_use = tool_use(&request)?;
+        let tools = tool_use(&request)?;
         let fields = Fields {
             max_tokens: request.max_output_tokens,
             temperature: request.temperature,
@@ -45,36 +41,43 @@ impl ResponseJob {
             frequency_penalty: request.frequency_penalty,
             stop: stop(request.stop.take()),
             priority: request.priority,
+            // Alternatives are part of what `include` asks for.
+            logprobs: logprobs.then(|| request.top_logprobs.unwrap_or_default()),
             ..Fields::default()
         };
-        let mut engine_request = fields.request(state, client)?;
         let conversation = Conversation {
             variables: variables(&request),
             messages: conversation(request.instructions, request.input)?,
             ..Conversation::default()
         };
-        let prompt = structure::encode(
-            state,
-            &mut engine_request,
-            conversation,
-            structure,
-            tool_use.as_ref(),
-        )
-        .await?;
         Ok(Self {
-            job: Job {
-                prompts: vec![prompt],
+            asked: Asked {
+                fields,
+                conversation,
+                structure,
+                tools,
                 choices: 1,
-                request: engine_request,
-                output: OutputOptions {
-                    format: state.format(),
-                    reasoning: true,
-                    calls: tool_use.is_some(),
-                    first_call_only,
-                },
+                reasoning: true,
+                first_call_only: request.parallel_tool_calls == Some(false),
             },
+            logprobs,
             stream: request.stream == Some(true),
         })
+    }
+
+    /// Refuses log probabilities, or as many alternatives, if the model's executor has none.
+    pub fn check_logprobs(&self, state: &ApiState) -> Result<(), ApiError> {
+        let Some(asked) = self.asked.fields.logprobs else {
+            return Ok(());
+        };
+        match state.engine().capabilities().max_logprobs {
+            None => refuse_if(true, "include"),
+            Some(most) if asked as usize > most => Err(ApiError::invalid(
+                "top_logprobs",
+                format!("{asked} alternatives are asked for; a token has at most {most}."),
+            )),
+            Some(_) => Ok(()),
+        }
     }
 }
 
@@ -91,15 +94,20 @@ fn refuse(request: &ResponsesRequest) -> Result<(), ApiError> {
     refuse_if(request.context_management.is_some(), "context_management")?;
     refuse_if(request.max_tool_calls.is_some(), "max_tool_calls")?;
     refuse_if(matches!(truncation, Some(Truncation::Auto)), "truncation")?;
-    refuse_if(
-        request.top_logprobs.is_some_and(|count| count > 0),
-        "top_logprobs",
-    )?;
-    // Clients that keep nothing ask for encrypted reasoning, to send it back: it is sent in the
-    // clear.
     let include = request.include.as_deref().unwrap_or_default();
-    let is_known = |field: &IncludeField| *field == IncludeField::ReasoningEncryptedContent;
+    let is_known = |field: &IncludeField| match field {
+        IncludeField::MessageOutputTextLogprobs => true,
+        // Clients that keep nothing ask for it, to send it back: it is sent in the clear.
+        IncludeField::ReasoningEncryptedContent => true,
+        _ => false,
+    };
     refuse_if(!include.iter().all(is_known), "include")
+}
+
+/// Returns true if a field is among those that the response is to have.
+fn includes(request: &ResponsesRequest, field: IncludeField) -> bool {
+    let include = request.include.as_deref().unwrap_or_default();
+    include.contains(&field)
 }
 
 /// Returns the variables of the template.

@@ -2,10 +2,12 @@
 
 use super::item::{self, COMPLETED, IN_PROGRESS};
 use crate::generate::Update;
+use crate::logprobs::ContentLogprobs;
 use crate::output::Part;
 use crate::sse::{self, EventWriter};
 use crate::state::seconds;
 use axum::response::sse::Event;
+use openai_protocol::common::to_value_exact;
 use openai_protocol::event_types::{
     ContentPartEvent, FunctionCallEvent, OutputItemEvent, OutputTextEvent, ResponseEvent,
 };
@@ -21,6 +23,8 @@ pub(super) struct ResponseWriter {
     /// The response, with the items that are complete.
     response: ResponsesResponse,
     open: Option<Open>,
+    /// What finds the log probabilities of the text, if they are asked for.
+    logprobs: Option<ContentLogprobs>,
     /// The number of events so far.
     sequence: u64,
     events: Vec<Event>,
@@ -32,6 +36,8 @@ struct Open {
     kind: Kind,
     /// The text or the arguments so far.
     text: String,
+    /// The log probabilities of the text so far.
+    logprobs: Vec<Value>,
 }
 
 enum Kind {
@@ -41,11 +47,12 @@ enum Kind {
 }
 
 impl ResponseWriter {
-    /// `response` is in progress and has no items.
-    pub fn new(response: ResponsesResponse) -> Self {
+    /// `response` is in progress and has no items. `logprobs` if log probabilities are asked for.
+    pub fn new(response: ResponsesResponse, logprobs: Option<ContentLogprobs>) -> Self {
         Self {
             response,
             open: None,
+            logprobs,
             sequence: 0,
             events: Vec::new(),
         }
@@ -60,7 +67,8 @@ impl ResponseWriter {
     }
 
     fn response_event(&mut self, event: ResponseEvent) {
-        let fields = json!({ "response": self.response });
+        let response = to_value_exact(&self.response).unwrap_or_default();
+        let fields = json!({ "response": response });
         self.event(event.as_str(), fields);
     }
 
@@ -93,10 +101,14 @@ impl ResponseWriter {
         let output_index = self.response.output.len();
         let fields = json!({ "output_index": output_index, "item": item });
         self.event(OutputItemEvent::Added.as_str(), fields);
-        let text = String::new();
-        self.open = Some(Open { id, kind, text });
+        self.open = Some(Open {
+            id,
+            kind,
+            text: String::new(),
+            logprobs: Vec::new(),
+        });
         if is_message {
-            let part = item::output_text(String::new());
+            let part = item::output_text(String::new(), self.logprobs.is_some().then(Vec::new));
             self.item_event(ContentPartEvent::Added.as_str(), json!({ "part": part }));
         }
     }
@@ -107,11 +119,12 @@ impl ResponseWriter {
             return;
         };
         let text = open.text.clone();
+        let logprobs = self.logprobs.is_some().then(|| open.logprobs.clone());
         match &open.kind {
             Kind::Message => {
-                let fields = json!({ "text": text, "logprobs": [] });
+                let fields = json!({ "text": text, "logprobs": open.logprobs });
                 self.item_event(OutputTextEvent::Done.as_str(), fields);
-                let part = item::output_text(text.clone());
+                let part = item::output_text(text.clone(), logprobs.clone());
                 self.item_event(ContentPartEvent::Done.as_str(), json!({ "part": part }));
             }
             Kind::Reasoning => self.item_event(REASONING_DONE, json!({ "text": text })),
@@ -124,7 +137,7 @@ impl ResponseWriter {
             return;
         };
         let item = match kind {
-            Kind::Message => item::message(id, vec![item::output_text(text)], status),
+            Kind::Message => item::message(id, vec![item::output_text(text, logprobs)], status),
             Kind::Reasoning => item::reasoning(id, vec![item::reasoning_text(text)], status),
             Kind::Call { call_id, name } => item::call(id, call_id, name, text, status),
         };
@@ -134,7 +147,18 @@ impl ResponseWriter {
         self.response.output.push(item);
     }
 
-    fn part(&mut self, part: Part) {
+    fn parts(&mut self, parts: Vec<Part>) {
+        for part in parts {
+            let logprobs = self
+                .logprobs
+                .as_mut()
+                .map(|of_content| of_content.take(&part));
+            self.part(part, logprobs.unwrap_or_default());
+        }
+    }
+
+    /// Adds a part. `logprobs` are those of its text.
+    fn part(&mut self, part: Part, logprobs: Vec<Value>) {
         let kind = self.open.as_ref().map(|open| &open.kind);
         let (name, text) = match part {
             Part::Content(text) => {
@@ -157,10 +181,11 @@ impl ResponseWriter {
         };
         let mut fields = json!({ "delta": text });
         if name == OutputTextEvent::DELTA {
-            fields["logprobs"] = json!([]);
+            fields["logprobs"] = json!(logprobs);
         }
         if let Some(open) = &mut self.open {
             open.text += &text;
+            open.logprobs.extend(logprobs);
         }
         self.item_event(name, fields);
     }
@@ -174,15 +199,18 @@ impl EventWriter for ResponseWriter {
     }
 
     fn update(&mut self, _index: usize, update: Update) -> Vec<Event> {
+        if let Some(of_content) = &mut self.logprobs {
+            of_content.add(&update);
+        }
         match update {
-            Update::Token { parts, .. } => parts.into_iter().for_each(|part| self.part(part)),
+            Update::Token { parts, .. } => self.parts(parts),
             Update::End {
                 parts,
                 finish,
                 counts,
                 ..
             } => {
-                parts.into_iter().for_each(|part| self.part(part));
+                self.parts(parts);
                 let status = super::finish(&mut self.response, &finish, counts, seconds());
                 self.close(status);
                 self.response_event(match self.response.status {

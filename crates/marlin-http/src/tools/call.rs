@@ -3,8 +3,59 @@
 use actson::feeder::PushJsonFeeder;
 use actson::{JsonEvent, JsonParser};
 
-/// A call is not an object of JSON with a name and an object of arguments.
+use super::xml::XmlCall;
+
+/// A text is not a call with a name and arguments.
 pub(crate) struct Malformed;
+
+/// A call in one of the forms.
+pub(super) enum Call {
+    Json(CallObject),
+    Xml(XmlCall),
+}
+
+impl Call {
+    /// Adds a character. Returns true if the call has ended.
+    pub fn push(&mut self, character: char) -> Result<bool, Malformed> {
+        match self {
+            Self::Json(call) => call.push(character),
+            Self::Xml(call) => call.push(character),
+        }
+    }
+
+    /// Ends the answer. Returns true if the call is complete all the same.
+    pub fn finish(&mut self) -> bool {
+        match self {
+            Self::Json(_) => false,
+            Self::Xml(call) => call.finish(),
+        }
+    }
+
+    /// Returns the name of the tool, as soon as its arguments have begun.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::Json(call) => call.name(),
+            Self::Xml(call) => call.name(),
+        }
+    }
+
+    /// Takes the text of the arguments that came since the last call.
+    pub fn take_fragment(&mut self) -> String {
+        match self {
+            Self::Json(call) => call.take_fragment(),
+            Self::Xml(call) => call.take_fragment(),
+        }
+    }
+
+    /// Takes the end of the text that is no part of the call: of one that has ended what follows
+    /// it, of a malformed one what may be the start of another, up to `last`, the last character.
+    pub fn take_unread(&mut self, last: Option<char>) -> String {
+        match self {
+            Self::Json(_) => last.into_iter().collect(),
+            Self::Xml(call) => call.take_unread(),
+        }
+    }
+}
 
 /// The object of a call, `{"name": .., "arguments": {..}}`, or the arguments alone.
 ///

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::ToolFormat;
+use super::{ToolFormat, xml_grammar};
 
 /// A tool that a model may call.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +28,16 @@ pub enum ToolGrammarError {
     )]
     Name {
         /// The name.
+        name: String,
+    },
+    /// The name of a parameter that a call must have cannot be written in the format.
+    #[error(
+        "the parameter {name:?} of the tool `{tool}` cannot be written as XML, which the model calls tools with: its name must have 1 to 256 bytes, and no control characters and angle brackets"
+    )]
+    Parameter {
+        /// The name of the tool.
+        tool: String,
+        /// The name of the parameter.
         name: String,
     },
     /// The arguments of a tool are not an object.
@@ -83,12 +93,15 @@ impl ToolFormat {
                 let more = if several { r#" (", " object)*"# } else { "" };
                 format!("start: {open} \"[\" object{more} \"]\"\n")
             }
+            Self::Qwen3Coder | Self::SeedOss => {
+                return xml_grammar::grammar(self, tools, several, &token_id);
+            }
         };
         let mut grammar = start;
         let mut objects = Vec::new();
         let arguments = match self {
             Self::Llama3Json => "parameters",
-            Self::Hermes | Self::Mistral => "arguments",
+            _ => "arguments",
         };
         for (index, tool) in tools.iter().enumerate() {
             let name = tool.checked_name()?;

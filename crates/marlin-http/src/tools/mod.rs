@@ -4,6 +4,8 @@
 //! |---|---|---|
 //! | [`Hermes`](ToolFormat::Hermes) | `hermes` | `<tool_call>{"name": .., "arguments": {..}}</tool_call>` |
 //! | [`Llama3Json`](ToolFormat::Llama3Json) | `llama3_json` | `{"name": .., "parameters": {..}}` as the whole answer, or after `<\|python_tag\|>`; several are divided by `;` |
+//! | [`Qwen3Coder`](ToolFormat::Qwen3Coder) | `qwen3_coder`, `qwen3_xml` | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>..</function></tool_call>` |
+//! | [`SeedOss`](ToolFormat::SeedOss) | `seed_oss` | the same between `<seed:tool_call>` and `</seed:tool_call>` |
 //! | [`Mistral`](ToolFormat::Mistral) | `mistral` | `[TOOL_CALLS][{"name": .., "arguments": {..}}, ..]`, or `[TOOL_CALLS]name[ARGS]{..}` |
 //!
 //! [`ToolParser`] divides a text into content and calls while it is generated; [`collect`] does so
@@ -13,15 +15,35 @@
 //!
 //! White space directly before and after a call is dropped. A text that begins like a call and is
 //! none is content.
+//!
+//! # Values as XML
+//!
+//! The value of a parameter is a text without its first and its last line break. The tool's JSON
+//! schema says what it is:
+//!
+//! | the first type of the parameter that is not `null` | the value |
+//! |---|---|
+//! | `string`, none, or a parameter that the schema does not have | the text; `null` for `null` and `None` if the schema allows it |
+//! | `integer`, `number`, `boolean`, `object`, `array`, or `null` alone | the text as JSON, also `True`, `False` and `None`; the text itself if it is none of these |
+//!
+//! The arguments are given out as an object of JSON while they come, the characters of a text one
+//! by one. Where tags are missing, a value ends before the next parameter of the tool at the start
+//! of a line, and before the end of the call; the answer may end after a value. A call without
+//! `<tool_call>` is one if it is of a tool of the request.
 
 pub(crate) mod call;
 pub(crate) mod grammar;
 mod parser;
 #[cfg(test)]
 pub(crate) mod tests;
+mod types;
+mod value;
+mod xml;
+mod xml_grammar;
 
 pub use grammar::{ToolGrammarError, ToolSchema};
 pub use parser::ToolParser;
+pub use types::ToolTypes;
 
 /// How a family of models writes the calls of tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,11 +54,21 @@ pub enum ToolFormat {
     Llama3Json,
     /// `[TOOL_CALLS]` before a list of calls, or before each call: Mistral.
     Mistral,
+    /// XML between `<tool_call>` and `</tool_call>`: Qwen 3 Coder, Qwen 3.5, Nemotron 3.
+    Qwen3Coder,
+    /// XML between `<seed:tool_call>` and `</seed:tool_call>`: Seed-OSS.
+    SeedOss,
 }
 
 impl ToolFormat {
     /// All formats.
-    pub const ALL: [Self; 3] = [Self::Hermes, Self::Llama3Json, Self::Mistral];
+    pub const ALL: [Self; 5] = [
+        Self::Hermes,
+        Self::Llama3Json,
+        Self::Mistral,
+        Self::Qwen3Coder,
+        Self::SeedOss,
+    ];
 
     /// Returns the name that vLLM's `--tool-call-parser` has for the format.
     pub fn name(self) -> &'static str {
@@ -44,11 +76,19 @@ impl ToolFormat {
             Self::Hermes => "hermes",
             Self::Llama3Json => "llama3_json",
             Self::Mistral => "mistral",
+            Self::Qwen3Coder => "qwen3_coder",
+            Self::SeedOss => "seed_oss",
         }
     }
 
-    /// Returns the format with a [`name`](Self::name); `None` if there is none.
+    /// Returns the format with a [`name`](Self::name), or with another that vLLM has for it; `None`
+    /// if there is none.
     pub fn from_name(name: &str) -> Option<Self> {
+        let name = if name == "qwen3_xml" {
+            "qwen3_coder"
+        } else {
+            name
+        };
         Self::ALL.into_iter().find(|format| format.name() == name)
     }
 
@@ -59,10 +99,15 @@ impl ToolFormat {
         if has("[TOOL_CALLS]") {
             return Some(Self::Mistral);
         }
+        if has("<seed:tool_call>") {
+            return Some(Self::SeedOss);
+        }
         if has("<tool_call>") {
-            // Qwen 3 Coder and GLM write arguments as XML between the same tags.
-            let is_xml = has("<function=") || has("<arg_key>");
-            return (!is_xml).then_some(Self::Hermes);
+            if has("<function=") {
+                return Some(Self::Qwen3Coder);
+            }
+            // GLM writes arguments in another form of XML between the same tags.
+            return (!has("<arg_key>")).then_some(Self::Hermes);
         }
         let is_llama = has("<|start_header_id|>") && has("\"parameters\":");
         (is_llama || has("<|python_tag|>")).then_some(Self::Llama3Json)
@@ -73,9 +118,18 @@ impl ToolFormat {
     /// tokenizer is one that [shows](marlin_text::Tokenizer::showing) them.
     pub fn markers(self) -> &'static [&'static str] {
         match self {
-            Self::Hermes => &["<tool_call>", "</tool_call>"],
+            Self::Hermes | Self::Qwen3Coder => &["<tool_call>", "</tool_call>"],
+            Self::SeedOss => &["<seed:tool_call>", "</seed:tool_call>"],
             Self::Llama3Json => &["<|python_tag|>"],
             Self::Mistral => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+        }
+    }
+
+    /// Returns the tags around a call, in a format that has them.
+    fn tags(self) -> [&'static str; 2] {
+        match self {
+            Self::SeedOss => ["<seed:tool_call>", "</seed:tool_call>"],
+            _ => ["<tool_call>", "</tool_call>"],
         }
     }
 }
@@ -92,8 +146,8 @@ pub enum ToolDelta {
         /// The name of the tool.
         name: String,
     },
-    /// The next part of the arguments of a call, as the model wrote it. All parts together are an
-    /// object of JSON, unless [`Malformed`](Self::Malformed) follows.
+    /// The next part of the arguments of a call, as the model wrote it, or as JSON if it wrote XML.
+    /// All parts together are an object of JSON, unless [`Malformed`](Self::Malformed) follows.
     Arguments {
         /// The call.
         index: usize,
@@ -105,8 +159,8 @@ pub enum ToolDelta {
         /// The call.
         index: usize,
     },
-    /// The arguments of a call are not JSON, or the answer ended within them. An answer in one
-    /// piece has `text` as content in place of the call.
+    /// The arguments of a call are not of its form, or the answer ended within them. An answer in
+    /// one piece has `text` as content in place of the call.
     Malformed {
         /// The call.
         index: usize,
@@ -120,7 +174,7 @@ pub enum ToolDelta {
 pub struct ToolCall {
     /// The name of the tool.
     pub name: String,
-    /// The arguments: an object of JSON, as the model wrote it.
+    /// The arguments: an object of JSON, as the model wrote it unless it wrote XML.
     pub arguments: String,
 }
 

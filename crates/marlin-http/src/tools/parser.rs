@@ -2,8 +2,9 @@
 
 use std::mem::take;
 
-use super::call::{CallObject, Malformed};
-use super::{ToolDelta, ToolFormat};
+use super::call::{Call, CallObject, Malformed};
+use super::xml::{FUNCTION, XmlCall};
+use super::{ToolDelta, ToolFormat, ToolTypes};
 
 /// The number of characters of the longest name of a tool that comes before `[ARGS]`.
 const LONGEST_NAME: usize = 256;
@@ -13,6 +14,7 @@ const LONGEST_NAME: usize = 256;
 /// Where the text is divided into pieces changes nothing but the pieces of the result.
 pub struct ToolParser {
     format: ToolFormat,
+    types: ToolTypes,
     state: State,
     /// Text that may belong to a call, or does, since the white space before it.
     held: String,
@@ -28,7 +30,7 @@ pub struct ToolParser {
 enum State {
     /// Content, which a marker may end.
     Content,
-    /// The object of a call.
+    /// The object of a call, or its XML.
     Object(Box<Object>),
     /// The end of a call: the marker that ends it may follow.
     Closing,
@@ -48,7 +50,7 @@ enum State {
 }
 
 struct Object {
-    call: CallObject,
+    call: Call,
     /// True if the name was given out.
     is_announced: bool,
     /// What follows the object.
@@ -70,10 +72,12 @@ enum Place {
 }
 
 impl ToolParser {
-    /// Starts at the beginning of an answer.
-    pub fn new(format: ToolFormat) -> Self {
+    /// Starts at the beginning of an answer. `types` are those of the tools that the request has,
+    /// which only calls as XML need: without them, all of their arguments are texts.
+    pub fn new(format: ToolFormat, types: ToolTypes) -> Self {
         Self {
             format,
+            types,
             state: State::Content,
             held: String::new(),
             mark: 0,
@@ -98,7 +102,10 @@ impl ToolParser {
             State::Content if self.place == Place::AfterCall && self.mark == self.held.len() => {}
             State::Content => self.release(),
             State::Closing | State::AfterCall => {}
-            State::Object(object) => self.malformed(object.is_announced),
+            State::Object(mut object) => match object.call.finish() {
+                true => self.end_of_object(object),
+                false => self.malformed(object.is_announced),
+            },
             State::Opened | State::Name { .. } | State::BeforeCall => self.malformed(false),
         }
         self.deltas
@@ -116,7 +123,7 @@ impl ToolParser {
                 marker,
             } => self.name_step(name, is_id, marker, character),
             State::BeforeCall => match character {
-                '{' => self.object(CallObject::new(), Next::List, Some('{')),
+                '{' => self.json(CallObject::new(), Next::List, Some('{')),
                 _ if is_space(character) => self.hold(character, State::BeforeCall),
                 _ => self.not_a_call(false, character),
             },
@@ -129,22 +136,27 @@ impl ToolParser {
         }
     }
 
-    /// The marker that starts a call.
-    fn opening(&self) -> &'static str {
-        self.format.markers()[0]
+    /// The markers that start a call.
+    fn openings(&self) -> &'static [&'static str] {
+        match self.format {
+            ToolFormat::Hermes => &["<tool_call>"],
+            ToolFormat::Llama3Json => &["<|python_tag|>"],
+            ToolFormat::Mistral => &["[TOOL_CALLS]"],
+            // Models forget the marker before it.
+            ToolFormat::Qwen3Coder => &["<tool_call>", FUNCTION],
+            ToolFormat::SeedOss => &["<seed:tool_call>", FUNCTION],
+        }
     }
 
     fn content_step(&mut self, character: char) {
         let is_marked = self.held.len() > self.mark;
-        if self.continues(self.opening(), character) {
+        let mut openings = self.openings().iter();
+        if openings.any(|opening| self.continues(opening, character)) {
             self.held.push(character);
-            if &self.held[self.mark..] == self.opening() {
+            let marker = &self.held[self.mark..];
+            if let Some(opening) = self.openings().iter().find(|text| **text == marker) {
                 self.mark = 0;
-                match self.format {
-                    ToolFormat::Hermes => self.object(CallObject::new(), Next::Closing, None),
-                    ToolFormat::Llama3Json => self.object(CallObject::new(), Next::Content, None),
-                    ToolFormat::Mistral => self.state = State::Opened,
-                }
+                self.open(opening);
             }
             return;
         }
@@ -152,7 +164,7 @@ impl ToolParser {
             let is_llama = self.format == ToolFormat::Llama3Json;
             if character == '{' && is_llama && self.place != Place::Within {
                 self.mark = 0;
-                return self.object(CallObject::new(), Next::Content, Some('{'));
+                return self.json(CallObject::new(), Next::Content, Some('{'));
             }
             let divides = character == ';'
                 && is_llama
@@ -165,7 +177,8 @@ impl ToolParser {
             }
         }
         self.release();
-        if is_space(character) || self.opening().starts_with(character) {
+        let mut openings = self.openings().iter();
+        if is_space(character) || openings.any(|opening| opening.starts_with(character)) {
             self.held.push(character);
             self.mark = if is_space(character) {
                 self.held.len()
@@ -184,39 +197,78 @@ impl ToolParser {
         rest.is_some_and(|rest| rest.starts_with(character))
     }
 
-    fn object(&mut self, call: CallObject, next: Next, first: Option<char>) {
-        let object = Box::new(Object {
-            call,
-            is_announced: false,
-            next,
-        });
-        match first {
-            Some(character) => self.object_step(object, character),
-            None => self.state = State::Object(object),
+    /// Begins a call after a marker.
+    fn open(&mut self, opening: &str) {
+        match self.format {
+            ToolFormat::Hermes => self.json(CallObject::new(), Next::Closing, None),
+            ToolFormat::Llama3Json => self.json(CallObject::new(), Next::Content, None),
+            ToolFormat::Mistral => self.state = State::Opened,
+            ToolFormat::Qwen3Coder | ToolFormat::SeedOss => self.xml(opening),
         }
     }
 
-    fn object_step(&mut self, mut object: Box<Object>, character: char) {
-        let ended = match object.call.push(character) {
-            Ok(ended) => ended,
-            Err(Malformed) => return self.not_a_call(object.is_announced, character),
+    fn json(&mut self, call: CallObject, next: Next, first: Option<char>) {
+        let object = Object {
+            call: Call::Json(call),
+            is_announced: false,
+            next,
         };
+        match first {
+            Some(character) => self.object_step(object.into(), character),
+            None => self.state = State::Object(object.into()),
+        }
+    }
+
+    fn xml(&mut self, opening: &str) {
+        let (markers, types) = (self.format.tags(), self.types.clone());
+        let call = match opening {
+            FUNCTION => XmlCall::unmarked(markers, types),
+            _ => XmlCall::new(markers, types),
+        };
+        let object = Object {
+            call: Call::Xml(call),
+            is_announced: false,
+            next: Next::Closing,
+        };
+        self.state = State::Object(object.into());
+    }
+
+    fn object_step(&mut self, mut object: Box<Object>, character: char) {
         self.held.push(character);
-        let index = self.calls;
-        if let Some(name) = object.call.name() {
-            if !object.is_announced {
-                object.is_announced = true;
-                let name = name.to_string();
-                self.deltas.push(ToolDelta::Start { index, name });
+        match object.call.push(character) {
+            Ok(false) => {
+                self.give(&mut object);
+                self.state = State::Object(object);
             }
-            let fragment = object.call.take_fragment();
-            self.arguments(index, &fragment);
+            Ok(true) => self.end_of_object(object),
+            Err(Malformed) => {
+                let unread = object.call.take_unread(Some(character));
+                self.held.truncate(self.held.len() - unread.len());
+                self.malformed(object.is_announced);
+                unread.chars().for_each(|character| self.step(character));
+            }
         }
-        if !ended {
-            self.state = State::Object(object);
+    }
+
+    /// Gives out what is new of a call.
+    fn give(&mut self, object: &mut Object) {
+        let index = self.calls;
+        let Some(name) = object.call.name() else {
             return;
+        };
+        if !object.is_announced {
+            object.is_announced = true;
+            let name = name.to_string();
+            self.deltas.push(ToolDelta::Start { index, name });
         }
-        self.deltas.push(ToolDelta::End { index });
+        let fragment = object.call.take_fragment();
+        self.arguments(index, &fragment);
+    }
+
+    /// Gives out the end of a call, and reads what follows it.
+    fn end_of_object(&mut self, mut object: Box<Object>) {
+        self.give(&mut object);
+        self.deltas.push(ToolDelta::End { index: self.calls });
         self.calls += 1;
         self.held.clear();
         self.place = Place::AfterCall;
@@ -225,13 +277,15 @@ impl ToolParser {
             Next::Closing => State::Closing,
             Next::List => State::AfterCall,
         };
+        let unread = object.call.take_unread(None);
+        unread.chars().for_each(|character| self.step(character));
     }
 
     fn closing_step(&mut self, character: char) {
-        const CLOSING: &str = "</tool_call>";
-        if self.continues(CLOSING, character) {
+        let [_, closing] = self.format.tags();
+        if self.continues(closing, character) {
             self.hold(character, State::Closing);
-            if &self.held[self.mark..] == CLOSING {
+            if &self.held[self.mark..] == closing {
                 self.state = State::Content;
                 self.held.clear();
                 self.mark = 0;
@@ -268,13 +322,13 @@ impl ToolParser {
             }
         } else if marker.is_empty() && character == '{' && is_named && !is_id {
             // The special token `[ARGS]` was skipped.
-            return self.object(CallObject::arguments_of(name), Next::Content, Some('{'));
+            return self.json(CallObject::arguments_of(name), Next::Content, Some('{'));
         } else {
             marker.push(character);
             match marker.as_str() {
                 "[ARGS]" if is_named => {
                     self.held.push(character);
-                    return self.object(CallObject::arguments_of(name), Next::Content, None);
+                    return self.json(CallObject::arguments_of(name), Next::Content, None);
                 }
                 "[CALL_ID]" if is_named && !is_id => {
                     is_id = true;

@@ -1,6 +1,7 @@
 //! Bodies that are almost requests.
 
-use crate::mutate::{mutate, seeds};
+use crate::fuzz::requests;
+use crate::mutate::mutate;
 use crate::support::client::{Response, bytes, connect, get, read};
 use crate::support::server::{TestOptions, TestServer};
 use rand::rngs::StdRng;
@@ -78,7 +79,7 @@ fn mutated_bodies_are_answered_or_refused_in_bounded_time() {
         event_buffer: 8192,
         ..TestOptions::default()
     });
-    let seeds = seeds();
+    let seeds = requests();
     for (path, body) in &seeds {
         let response = ask(&mut None, &server, path, body.to_string().as_bytes());
         assert_eq!(response.status, 200, "{path} {body}: {}", response.text());

@@ -105,6 +105,79 @@ fn structured_output_follows_its_schema() {
 }
 
 #[test]
+fn structured_outputs_of_vllm_are_followed() {
+    let server = TestServer::start();
+    let schema = json!({
+        "type": "object",
+        "properties": { "on": { "type": "boolean" } },
+        "required": ["on"],
+        "additionalProperties": false,
+    });
+    let is_switch = |text: &str| {
+        let value: Value = serde_json::from_str(text).unwrap();
+        value["on"].is_boolean()
+    };
+    let is_choice = |text: &str| ["yes", "no \"never\""].contains(&text);
+    let is_sum = |text: &str| {
+        let numbers: Vec<_> = text.split('+').collect();
+        numbers.len() > 1 && numbers.iter().all(|number| number.len() == 1)
+    };
+    let is_number = |text: &str| text.len() == 3 && text.parse::<u32>().is_ok();
+    let sum = "start: DIGIT (\"+\" DIGIT)+\nDIGIT: /[0-9]/\n";
+    type Check<'a> = &'a dyn Fn(&str) -> bool;
+    let forms: [(Value, Check<'_>); 5] = [
+        (json!({ "json": schema }), &is_switch),
+        (
+            json!({ "json": schema.to_string(), "regex": null }),
+            &is_switch,
+        ),
+        (json!({ "choice": ["yes", "no \"never\""] }), &is_choice),
+        (json!({ "grammar": sum }), &is_sum),
+        (
+            json!({ "regex": "[0-9]{3}", "json_object": false }),
+            &is_number,
+        ),
+    ];
+    for (form, check) in forms {
+        let fields = json!({ "structured_outputs": form, "max_tokens": 300 });
+        let answer = ask(server.address, PATH, &body("Go.", fields.clone()));
+        let content = &answer["choices"][0]["message"]["content"];
+        assert!(check(content.as_str().unwrap()), "{form}: {answer}");
+        let prompt = json!({ "model": "test/model", "prompt": "Go." });
+        let request = marlin_testing::with_fields(prompt, &fields);
+        let answer = ask(server.address, "/v1/completions", &request);
+        let text = answer["choices"][0]["text"].as_str().unwrap();
+        assert!(check(text), "{form}: {answer}");
+    }
+    for form in [
+        json!({}),
+        json!([]),
+        json!("a"),
+        json!({ "regex": "a", "json_object": true }),
+        json!({ "regex": 1 }),
+        json!({ "choice": [] }),
+        json!({ "choice": ["a", 1] }),
+        json!({ "json": "{" }),
+        json!({ "structural_tag": "{}" }),
+        json!({ "grammar": "start: nothing" }),
+    ] {
+        let fields = json!({ "structured_outputs": form });
+        let (status, error) = refused(server.address, &body("Go.", fields));
+        let param = error["param"].as_str();
+        assert_eq!((status, param), (400, Some("structured_outputs")), "{form}");
+    }
+    // Of two forms none is ignored.
+    let fields = json!({
+        "structured_outputs": { "regex": "a" },
+        "response_format": { "type": "json_object" },
+    });
+    let (status, error) = refused(server.address, &body("Go.", fields));
+    assert_eq!(status, 400);
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("exclude each other"), "{message}");
+}
+
+#[test]
 fn a_form_comes_after_the_reasoning_that_a_template_opens() {
     let server = TestServer::start();
     let opened = json!({ "opens_reasoning": true });

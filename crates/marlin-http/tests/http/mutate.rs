@@ -3,7 +3,7 @@
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// Values that fields do not expect.
 const VALUES: [&str; 22] = [
@@ -30,122 +30,6 @@ const VALUES: [&str; 22] = [
     "{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\",\"schema\":{\"$ref\":\"#\"}}}",
     "\"auto\"",
 ];
-
-/// Valid requests, from which the mutator starts.
-pub fn seeds() -> Vec<(&'static str, Value)> {
-    let tool = json!({
-        "type": "function",
-        "function": { "name": "f", "description": "d", "parameters": { "type": "object" } },
-    });
-    let messages = json!([
-        { "role": "system", "content": "s" },
-        { "role": "user", "content": [{ "type": "text", "text": "\u{1}a\u{2}" }] },
-    ]);
-    let bodies = [
-        (
-            "/v1/chat/completions",
-            json!({
-                "model": "alias", "messages": messages, "max_tokens": 4, "n": 2, "seed": 1,
-                "temperature": 0.5, "top_p": 0.9, "stop": ["x"], "stream": true,
-                "stream_options": { "include_usage": true }, "tools": [tool],
-                "tool_choice": "auto", "logprobs": true, "top_logprobs": 1,
-            }),
-        ),
-        (
-            "/v1/chat/completions",
-            json!({
-                "model": "alias", "messages": messages, "max_completion_tokens": 4,
-                "response_format": { "type": "json_object" }, "logit_bias": {}, "min_p": 0.1,
-                "top_k": 4, "presence_penalty": 1, "repetition_penalty": 1.1, "user": "u",
-            }),
-        ),
-        (
-            "/v1/completions",
-            json!({
-                "model": "alias", "prompt": ["a", "b"], "max_tokens": 4, "n": 1, "echo": true,
-                "stop": "x", "stream": false, "seed": -1, "suffix": null,
-            }),
-        ),
-        (
-            "/v1/completions",
-            json!({ "model": "alias", "prompt": [256, 97], "max_tokens": 2 }),
-        ),
-        (
-            "/tokenize",
-            json!({ "model": "alias", "messages": messages, "tools": [tool] }),
-        ),
-        (
-            "/detokenize",
-            json!({ "model": "alias", "tokens": [97, 98] }),
-        ),
-        (
-            "/v1/messages",
-            json!({
-                "model": "alias", "max_tokens": 4, "system": "s", "stop_sequences": ["x"],
-                "messages": [{ "role": "user", "content": [{ "type": "text", "text": "a" }] }],
-                "tools": [{ "name": "f", "input_schema": { "type": "object" } }],
-                "tool_choice": { "type": "auto" }, "stream": true, "temperature": 0.5,
-            }),
-        ),
-        (
-            "/v1/messages/count_tokens",
-            json!({
-                "model": "alias", "system": [{ "type": "text", "text": "s" }],
-                "tools": [{ "name": "f", "input_schema": { "type": "object" } }],
-                "messages": [
-                    { "role": "user", "content": "a" },
-                    {
-                        "role": "assistant",
-                        "content": [{ "type": "tool_use", "id": "t", "name": "f", "input": {} }],
-                    },
-                    {
-                        "role": "user",
-                        "content": [{ "type": "tool_result", "tool_use_id": "t", "content": "2" }],
-                    },
-                ],
-            }),
-        ),
-        (
-            "/v1/chat/completions",
-            json!({
-                "model": "alias", "messages": messages, "max_tokens": 40, "tools": [tool],
-                "tool_choice": { "type": "function", "function": { "name": "f" } },
-            }),
-        ),
-        (
-            "/v1/chat/completions",
-            json!({
-                "model": "alias", "messages": messages, "max_tokens": 20,
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {
-                        "name": "s",
-                        "schema": {
-                            "type": "object", "required": ["a"], "additionalProperties": false,
-                            "properties": {
-                                "a": { "anyOf": [{ "type": "boolean" }, { "enum": ["x", 1] }] },
-                                "b": { "type": "array", "items": { "type": "string" } },
-                            },
-                        },
-                    },
-                },
-            }),
-        ),
-        (
-            "/v1/completions",
-            json!({ "model": "alias", "prompt": "a", "max_tokens": 9, "regex": "[a-c]{2}x?" }),
-        ),
-        (
-            "/v1/responses",
-            json!({
-                "model": "alias", "max_output_tokens": 4, "instructions": "i", "stream": true,
-                "input": [{ "role": "user", "content": [{ "type": "input_text", "text": "a" }] }],
-                "text": { "format": { "type": "text" } }, "store": false,
-            }),
-        ),
-    ];
-    bodies.into()
-}
 
 /// Changes the structure, the values and the bytes of a body in a few places. `others` are bodies
 /// whose fields and values it may take.

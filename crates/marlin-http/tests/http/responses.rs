@@ -155,6 +155,80 @@ fn the_events_of_a_stream_are_those_of_the_api() {
 }
 
 #[test]
+fn log_probabilities_are_those_of_the_tokens_of_the_text() {
+    let server = TestServer::start();
+    let include = json!(["message.output_text.logprobs"]);
+    let text = "<think>Hm.</think>\né a";
+    let call = "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+    let fields = json!({ "include": include, "top_logprobs": 2, "tools": [tool()] });
+    let mut request = say(&format!("{text}{call}"), fields);
+    let answer = ask(server.address, PATH, &request);
+    assert_eq!(answer["top_logprobs"], 2);
+    let part = &answer["output"][1]["content"][0];
+    assert_eq!(part["text"], "é a");
+    let logprobs = part["logprobs"].as_array().unwrap();
+    // A token is a byte; the end of the sequence is none of the text.
+    let bytes: Vec<_> = logprobs.iter().map(|token| &token["bytes"][0]).collect();
+    assert_eq!(bytes, [0xc3, 0xa9, 0x20, 0x61]);
+    assert_eq!(logprobs[3]["token"], "a");
+    assert_eq!(logprobs[3]["logprob"], -0.5);
+    assert_eq!(
+        logprobs[3]["top_logprobs"],
+        json!([
+            { "token": "A", "logprob": -1.0, "bytes": [65] },
+            { "token": "B", "logprob": -2.0, "bytes": [66] },
+        ])
+    );
+    request["stream"] = true.into();
+    let events = post(server.address, PATH, &request).events();
+    let events: Vec<Value> = events
+        .iter()
+        .map(|(_, data)| serde_json::from_str(data).unwrap())
+        .collect();
+    let of_type = |kind: &str| {
+        let events = events.iter().filter(|event| event["type"] == kind);
+        events.collect::<Vec<_>>()
+    };
+    let deltas = of_type("response.output_text.delta");
+    let streamed: Vec<_> = (deltas.iter())
+        .flat_map(|event| event["logprobs"].as_array().unwrap().clone())
+        .collect();
+    assert_eq!(streamed, *logprobs);
+    assert_eq!(deltas[0]["delta"], "é");
+    assert_eq!(deltas[0]["logprobs"].as_array().unwrap().len(), 2);
+    let done = of_type("response.output_text.done")[0];
+    assert_eq!(done["logprobs"], part["logprobs"]);
+    let done = of_type("response.content_part.done")[0];
+    assert_eq!(done["part"], *part);
+    let last = &events.last().unwrap()["response"]["output"][1];
+    assert_eq!(last["content"][0], *part);
+
+    // Text that is held back, since it may become a stop string, comes with its tokens.
+    let fields = json!({ "include": include, "stop": ["END"] });
+    let answer = ask(server.address, PATH, &say("an EN", fields));
+    let part = &answer["output"][0]["content"][0];
+    assert_eq!(part["text"], "an EN");
+    let logprobs = part["logprobs"].as_array().unwrap();
+    let tokens = logprobs
+        .iter()
+        .map(|token| token["token"].as_str().unwrap());
+    assert_eq!(tokens.collect::<String>(), "an EN");
+    assert_eq!(logprobs[0]["top_logprobs"], json!([]));
+    // Without `include` there are none, as in OpenAI's API.
+    let answer = ask(
+        server.address,
+        PATH,
+        &say("a", json!({ "top_logprobs": 2 })),
+    );
+    assert!(answer["output"][0]["content"][0].get("logprobs").is_none());
+    // The executor has five alternatives at most.
+    let fields = json!({ "include": include, "top_logprobs": 6 });
+    let response = post(server.address, PATH, &say("a", fields));
+    assert_eq!(response.status, 400);
+    assert_eq!(response.json()["error"]["param"], "top_logprobs");
+}
+
+#[test]
 fn a_conversation_is_sent_whole() {
     let server = TestServer::start();
     let tools = json!({ "tools": [tool()] });
@@ -195,10 +269,8 @@ fn what_cannot_be_done_is_refused_with_its_field() {
             "previous_response_id",
         ),
         (json!({ "truncation": "auto" }), "truncation"),
-        (
-            json!({ "include": ["message.output_text.logprobs"] }),
-            "include",
-        ),
+        (json!({ "include": ["web_search_call.results"] }), "include"),
+        (json!({ "top_logprobs": 21 }), "top_logprobs"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0]"),
         (json!({ "max_output_tokens": 0 }), "max_output_tokens"),
         (json!({ "temperature": 3 }), "temperature"),

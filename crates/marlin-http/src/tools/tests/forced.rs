@@ -80,6 +80,9 @@ fn answers_under_a_grammar_are_calls() {
         (ToolFormat::Mistral, ToolFormat::Mistral.markers()),
         (ToolFormat::Mistral, no_args),
         (ToolFormat::Mistral, &[]),
+        (ToolFormat::Qwen3Coder, ToolFormat::Qwen3Coder.markers()),
+        (ToolFormat::Qwen3Coder, &[]),
+        (ToolFormat::SeedOss, ToolFormat::SeedOss.markers()),
     ] {
         let (tokenizer, compiler) = compiler(special);
         for several in [false, true] {

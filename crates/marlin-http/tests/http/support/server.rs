@@ -108,7 +108,7 @@ impl TestServer {
         if let Some(template) = &template {
             let stop_tokens = template.stop_tokens(&engine_tokenizer);
             server_options.eos_tokens.extend(stop_tokens);
-            engine_tokenizer = engine_tokenizer.showing(shown_tokens(template)).unwrap();
+            engine_tokenizer = engine_tokenizer.showing(&shown_tokens(template)).unwrap();
         }
         let model = PseudoModel::new(vocab_size, options.faults);
         let engine = Server::start(model, engine_tokenizer, server_options).unwrap();
