@@ -71,7 +71,7 @@ impl LayerPart {
 
     /// Returns true if the rank has all output features.
     pub(crate) fn has_all_columns(&self) -> bool {
-        self.columns == [0..self.dims[1]]
+        matches!(&self.columns[..], [all] if *all == (0..self.dims[1]))
     }
 
     /// Returns the share of the layer's weights that the rank has.
@@ -94,9 +94,10 @@ impl ExpertsPart {
 
     /// Returns the part of the down projection of an expert, of `hidden` output features.
     pub(crate) fn of_down(&self, hidden: usize) -> LayerPart {
+        let all = 0..hidden;
         LayerPart {
             dims: [self.intermediate, hidden],
-            columns: vec![0..hidden],
+            columns: vec![all],
             rows: self.features.clone(),
         }
     }

@@ -95,7 +95,8 @@ impl FileWeights<'_> {
             let biases = match stack_columns(first) {
                 None => self.tensor(name, part.dims)?,
                 Some(columns) => {
-                    self.tensor_part(name, part.dims, [&[0..part.dims[0]], &columns])?
+                    let experts = 0..part.dims[0];
+                    self.tensor_part(name, part.dims, [&[experts], &columns])?
                 }
             };
             return Ok(match part.rows.step {
@@ -121,8 +122,9 @@ impl FileWeights<'_> {
         let of_rank = first.and_then(|layer| layer.part.as_ref());
         let k = of_rank.map_or_else(|| first.map_or(0, |layer| layer.dims[0]), |of| of.dims[0]);
         let rows = of_rank.map_or(0..k, |of| of.rows.clone());
-        let columns = stack_columns(layers).unwrap_or_else(|| vec![0..n]);
-        let (all, rows) = ([0..experts], [rows]);
+        let (all_experts, all_columns) = (0..experts, 0..n);
+        let columns = stack_columns(layers).unwrap_or_else(|| vec![all_columns]);
+        let (all, rows) = ([all_experts], [rows]);
         let weights = if part.shape.has_k_first {
             self.tensor_part(part.name.clone(), [experts, k, n], [&all, &rows, &columns])?
         } else {

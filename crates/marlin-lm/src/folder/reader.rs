@@ -338,3 +338,67 @@ fn part_of(layer: &LayerShape, weight: &PlainWeight) -> Result<PlainWeight, Para
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use marlin_format::{FormatError, PlainParts, QuantSpec, quantize_rtn};
+
+    use super::*;
+    use crate::architectures::LayerPart;
+
+    /// Returns a layer of 64 rows and 6 columns of which a rank has these.
+    fn layer(rows: std::ops::Range<usize>, columns: Vec<std::ops::Range<usize>>) -> LayerShape {
+        LayerShape {
+            name: "model.layers.0.self_attn.o_proj".into(),
+            dims: [rows.len(), columns.iter().map(ExactSizeIterator::len).sum()],
+            bias: false,
+            is_float: false,
+            stack: None,
+            part: Some(LayerPart {
+                dims: [64, 6],
+                columns,
+                rows,
+            }),
+        }
+    }
+
+    fn weight() -> PlainWeight {
+        let values: Vec<f32> = (0..64 * 6).map(|index| (index % 17) as f32 - 8.0).collect();
+        quantize_rtn(&values, 64, 6, &QuantSpec::int4(GroupSize::G32)).unwrap()
+    }
+
+    #[test]
+    fn a_rank_has_some_columns_of_each_output() {
+        let (weight, columns) = (weight(), vec![1..2, 4..6]);
+        let part = part_of(&layer(0..64, columns.clone()), &weight).unwrap();
+        let (whole, found) = (weight.dequantize(), part.dequantize());
+        let expected: Vec<f32> = (0..64)
+            .flat_map(|row| [1, 4, 5].map(|column| whole[row * 6 + column]))
+            .collect();
+        assert_eq!(found, expected);
+        // One output has all columns.
+        let columns = vec![0..6; 1];
+        let rows = part_of(&layer(32..64, columns), &weight).unwrap();
+        assert_eq!(rows.dequantize(), whole[32 * 6..]);
+    }
+
+    #[test]
+    fn act_order_in_a_layer_that_is_split_by_rows_is_refused() {
+        let parts = PlainParts {
+            row_permutation: Some((0..64).rev().collect()),
+            ..weight().into_parts()
+        };
+        let weight = PlainWeight::new(parts).unwrap();
+        let columns = vec![0..6; 1];
+        let refused = part_of(&layer(32..64, columns), &weight);
+        assert_eq!(
+            refused,
+            Err(ParallelError::Slice {
+                layer: "model.layers.0.self_attn.o_proj".into(),
+                source: FormatError::SlicePermuted,
+            })
+        );
+        // Columns can be split.
+        assert!(part_of(&layer(0..64, vec![0..3; 1]), &weight).is_ok());
+    }
+}

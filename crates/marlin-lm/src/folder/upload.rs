@@ -68,7 +68,7 @@ pub(super) fn part_of<'a>(
     };
     let (rest, rest_parts) = (&shape[1..], &parts[1..]);
     let size = bytes.len() / length.max(1);
-    let is_whole = |(&length, ranges): (&usize, &&[Range<usize>])| **ranges == [0..length];
+    let is_whole = |(&length, ranges): (&usize, &&[Range<usize>])| matches!(ranges, [all] if *all == (0..length));
     let rows_are_whole = rest.iter().zip(rest_parts).all(is_whole);
     if let ([range], true) = (ranges, rows_are_whole) {
         return Cow::Borrowed(&bytes[range.start * size..range.end * size]);
@@ -121,6 +121,10 @@ mod tests {
     use crate::tests::support::{config, random_weights, rng, temporary, write_folder};
 
     #[test]
+    #[allow(
+        clippy::single_range_in_vec_init,
+        reason = "a part is a list of ranges, here often of one"
+    )]
     fn parts_have_the_bytes_of_their_indices() {
         let (shape, bytes): (_, Vec<u8>) = ([2, 3, 4], (0..24).collect());
         let parts = |parts: [&[Range<usize>]; 3]| part_of(&bytes, &shape, &parts).into_owned();

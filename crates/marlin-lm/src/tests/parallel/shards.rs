@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 
-use marlin_format::FormatError;
 use proptest::prelude::*;
 
 use super::*;
@@ -241,20 +240,4 @@ fn a_folder_that_cannot_be_split_is_refused_with_the_layer() {
     });
     let error = refusal(&dir, 2).to_string();
     assert!(error.contains("model.layers.0.mlp.down_proj"), "{error}");
-}
-
-#[test]
-fn act_order_in_a_layer_that_is_split_by_rows_is_refused() {
-    let golden = GoldenLogits::all();
-    let name = "moe-gptq-int4-g32-asym-act-order";
-    let golden = golden.iter().find(|golden| golden.name == name).unwrap();
-    let devices = [Device::flex(), Device::flex()];
-    let refused = LanguageModel::open_on(&golden.dir, &devices, &golden.options(), |_| {});
-    match refused {
-        Err(ModelError::Parallel(ParallelError::Slice { layer, source })) => {
-            assert!(layer.ends_with("o_proj"), "{layer}");
-            assert_eq!(source, FormatError::SlicePermuted);
-        }
-        other => panic!("{other:?}"),
-    }
 }
