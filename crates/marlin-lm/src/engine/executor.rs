@@ -24,9 +24,9 @@ use crate::{KvCache, Model, ModelError};
 /// engines. CUDA would include work of other threads in the recording if it shares the stream, and
 /// fail the recording if it allocates on any stream or device.
 ///
-/// Work of a split model is run by several threads, which wait for each other: rank 0 holds the lock
-/// for all of them ([`ModelExecutors`]). A rank that waited for the lock while another held it in an
-/// exchange would never get it.
+/// Work of a split model is run by several threads, which wait for each other: rank 0 holds the
+/// lock for all of them ([`ModelExecutors`]). A rank that waited for the lock while another held it
+/// in an exchange would never get it.
 static RECORDING: RwLock<()> = RwLock::new(());
 
 /// The pages of a KV cache and their format; `None` for a cache without pages.

@@ -164,8 +164,8 @@ impl FileWeights<'_> {
     }
 }
 
-/// Returns the columns of a stack that belong to the `layers` of an expert of a rank; `None` for the
-/// whole stack.
+/// Returns the columns of a stack that belong to the `layers` of an expert of a rank; `None` for
+/// the whole stack.
 fn stack_columns(layers: &[LayerShape]) -> Option<Vec<Range<usize>>> {
     let mut columns = Vec::new();
     for layer in layers {

@@ -153,7 +153,8 @@ impl LanguageModel {
     }
 
     /// [Opens](Self::open_with) a folder on several devices of one kind, over which the model is
-    /// split (tensor parallelism). With one device it is the same as [`open_with`](Self::open_with).
+    /// split (tensor parallelism). With one device it is the same as
+    /// [`open_with`](Self::open_with).
     ///
     /// Each device has some heads, some features of the feed-forward networks and some tokens of
     /// the output head, and a thread; [`Model`] says how such a model differs. Each layer of the

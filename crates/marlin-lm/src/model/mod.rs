@@ -59,9 +59,9 @@ use crate::parallel::{Parallel, Shard};
 /// # Several devices
 /// A model that is [opened](crate::LanguageModel::open_on) or [created](Self::random_on) on several
 /// devices is split over them. It has the part of the first device; the parts of the others belong
-/// to threads of their own, which do what this model does, and end with its last clone. Such a model
-/// cannot be trained, moved or saved, and a block of it alone has the outputs of its part. After a
-/// failure of a device its logits are NaN, and [`failure`](Self::failure) has the cause.
+/// to threads of their own, which do what this model does, and end with its last clone. Such a
+/// model cannot be trained, moved or saved, and a block of it alone has the outputs of its part.
+/// After a failure of a device its logits are NaN, and [`failure`](Self::failure) has the cause.
 #[derive(Module, Debug)]
 pub struct Model {
     /// The embedding, [vocab, hidden]; also the output head if `lm_head` is `None`.
@@ -176,8 +176,8 @@ impl Model {
 
     /// Converts every quantised weight to a float weight with the same values in the dtype of
     /// activations, for training and for [`save_float`](crate::save_float). The zeros of a 2:4
-    /// weight are kept; adapters are dropped. Of a model on several devices, each device converts its
-    /// part, also of the model's clones.
+    /// weight are kept; adapters are dropped. Of a model on several devices, each device converts
+    /// its part, also of the model's clones.
     pub fn dequantize(&mut self) {
         self.dequantize_ranks();
         self.dequantize_own();
@@ -231,8 +231,8 @@ impl Model {
     }
 
     /// Returns true if a pass reads nothing from the device, so that a graph can be recorded of it:
-    /// the device has kernels for the model's quantised experts, if it has any, and the model is not
-    /// split over devices, whose sums go through the host.
+    /// the device has kernels for the model's quantised experts, if it has any, and the model is
+    /// not split over devices, whose sums go through the host.
     pub(crate) fn is_recordable(&self) -> bool {
         if self.is_split() {
             return false;

@@ -2,9 +2,9 @@
 //!
 //! Each rank has some heads of attention, some features of each feed-forward network and some
 //! tokens of the output head ([`Shard`]). The outputs of the layers that are split by rows of K are
-//! summed over the ranks, and the logits of all ranks are gathered ([`Communicator`]), so that every
-//! rank chooses the same tokens from the same bits. Rank 0 runs on the thread of the caller, every
-//! other rank on a thread of its own ([`Ranks`]).
+//! summed over the ranks, and the logits of all ranks are gathered ([`Communicator`]), so that
+//! every rank chooses the same tokens from the same bits. Rank 0 runs on the thread of the caller,
+//! every other rank on a thread of its own ([`Ranks`]).
 
 mod devices;
 mod error;

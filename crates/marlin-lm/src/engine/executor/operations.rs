@@ -2,8 +2,6 @@
 
 use marlin_nn::{self as decode, SequenceState, SequenceStatus, TokenTable};
 
-#[cfg(doc)]
-use super::super::scheduler::Executor;
 use super::super::scheduler::PromptChunk;
 use super::graph::{ModelStep, Pass, lock};
 use super::prompts::PromptRows;
@@ -12,7 +10,7 @@ use crate::model::CachePosition;
 use crate::tokens::token_tensor;
 
 impl ModelExecutor {
-    /// Implements [`Executor::chunk`].
+    /// Implements `Executor::chunk`.
     pub(super) fn chunk(&self, is_running: bool) -> usize {
         if is_running {
             self.running_chunk
@@ -21,7 +19,7 @@ impl ModelExecutor {
         }
     }
 
-    /// Implements [`Executor::prefill`].
+    /// Implements `Executor::prefill`.
     pub(super) fn prefill(&mut self, chunks: &[PromptChunk]) -> Option<ModelStep> {
         let (mut rows, mut last_rows) = (Vec::new(), Vec::new());
         for chunk in chunks {
@@ -51,28 +49,28 @@ impl ModelExecutor {
         }
     }
 
-    /// Implements [`Executor::mixes`].
+    /// Implements `Executor::mixes`.
     pub(super) fn mixes(&self, rows: &[SequenceState]) -> bool {
         let is_short = |row: &SequenceState| matches!(row.status, SequenceStatus::At(position) if position as usize <= LAST_MIXED_POSITION);
         self.prompts == PromptRows::All && rows.iter().all(is_short)
     }
 
-    /// Implements [`Executor::set_token_bitmap`].
+    /// Implements `Executor::set_token_bitmap`.
     pub(super) fn set_token_bitmap(&mut self, slot: usize, tokens: &[u32]) {
         self.write_bitmap(slot, TokenTable::OCCURRED, tokens);
     }
 
-    /// Implements [`Executor::set_biases`].
+    /// Implements `Executor::set_biases`.
     pub(super) fn set_biases(&mut self, slot: usize, rows: Vec<u32>) {
         self.write_words(slot, TokenTable::GENERATED, rows);
     }
 
-    /// Implements [`Executor::set_suppressed`].
+    /// Implements `Executor::set_suppressed`.
     pub(super) fn set_suppressed(&mut self, slot: usize, tokens: &[u32]) {
         self.write_bitmap(slot, TokenTable::SUPPRESSED, tokens);
     }
 
-    /// Implements [`Executor::start`].
+    /// Implements `Executor::start`.
     pub(super) fn start(&mut self, rows: &[SequenceState]) -> ModelStep {
         let size = rows.len().next_power_of_two();
         let pass = Pass::Step {
@@ -90,7 +88,7 @@ impl ModelExecutor {
         graph.step(pass)
     }
 
-    /// Implements [`Executor::start_next`].
+    /// Implements `Executor::start_next`.
     pub(super) fn start_next(&mut self, count: usize) -> Option<ModelStep> {
         let pass = Pass::Step {
             rows: count.next_power_of_two(),

@@ -74,8 +74,8 @@ fn requests(config: &ModelConfig) -> Vec<(Vec<u32>, RequestParams)> {
     prompts.into_iter().zip(all).collect()
 }
 
-/// Decodes requests in an engine of two slots, which sequences join and leave. Returns the tokens of
-/// each request.
+/// Decodes requests in an engine of two slots, which sequences join and leave. Returns the tokens
+/// of each request.
 fn decode(model: &Arc<Model>, requests: &[(Vec<u32>, RequestParams)]) -> Vec<Vec<u32>> {
     let mut engine = Engine::new(model.clone(), 2).unwrap();
     let mut found = vec![Vec::new(); requests.len()];
