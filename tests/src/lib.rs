@@ -34,6 +34,8 @@ mod book {
     mod design {}
     #[doc = include_str!("../../book/src/mixtures.md")]
     mod mixtures {}
+    #[doc = include_str!("../../book/src/tensor-parallelism.md")]
+    mod tensor_parallelism {}
     #[doc = include_str!("../../book/src/errors.md")]
     mod errors {}
     #[doc = include_str!("../../README.md")]

@@ -125,6 +125,10 @@ pub struct ModelArgs {
     /// Keep activations in their dtype where the checkpoint declares that they are rounded to FP8.
     #[arg(long)]
     pub no_fp8_activations: bool,
+    /// Split the model over this many devices: the first cards of the chosen kind, or threads of
+    /// the CPU.
+    #[arg(long, value_name = "DEVICES", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=256).map(|number| number as usize))]
+    pub tensor_parallel: usize,
 }
 
 /// The part of a text that models are measured on.

@@ -31,8 +31,14 @@ impl DeviceName {
         }
     }
 
-    /// Returns the device, if this build supports it and this machine has it.
+    /// Returns the first of these devices, if this build supports them and this machine has one.
     pub fn find(self) -> Option<Device> {
+        self.all().into_iter().next()
+    }
+
+    /// Returns all of these devices that this machine has; none if this build does not support
+    /// them.
+    fn all(self) -> Vec<Device> {
         let filter = match self {
             #[cfg(feature = "cuda")]
             Self::Cuda => DeviceType::Cuda,
@@ -43,9 +49,9 @@ impl DeviceName {
             #[cfg(feature = "flex")]
             Self::Flex => DeviceType::Flex,
             #[allow(unreachable_patterns, reason = "reached where a feature is off")]
-            _ => return None,
+            _ => return Vec::new(),
         };
-        Device::enumerate(filter).into_iter().next()
+        Device::enumerate(filter).into_iter().collect()
     }
 }
 
@@ -68,4 +74,26 @@ pub fn open(name: Option<DeviceName>) -> Result<Device, CliError> {
                 reason: "this build has no device".into(),
             }),
     }
+}
+
+/// Opens `count` devices of the named kind, or of the best one present. Devices whose memory is
+/// that of the host are repeated.
+pub fn open_all(name: Option<DeviceName>, count: usize) -> Result<Vec<Device>, CliError> {
+    let first = open(name)?;
+    if count <= 1 || burn_marlin::device::is_host(&first) {
+        return Ok(vec![first; count.max(1)]);
+    }
+    let names = name
+        .as_ref()
+        .map_or(&DeviceName::DEFAULTS[..], std::slice::from_ref);
+    let kind = names
+        .iter()
+        .find(|name| name.find().as_ref() == Some(&first));
+    let mut devices = kind.map_or_else(Vec::new, |name| name.all());
+    let found = devices.len();
+    if found < count {
+        return Err(CliError::FewDevices { count, found });
+    }
+    devices.truncate(count);
+    Ok(devices)
 }

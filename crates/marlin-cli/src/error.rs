@@ -48,6 +48,12 @@ pub enum CliError {
     AwqOfRtn,
     #[error("--device {name}: {reason}")]
     Device { name: &'static str, reason: String },
+    #[error(
+        "--tensor-parallel {count}: {found} {} of this kind {} present",
+        if *found == 1 { "device" } else { "devices" },
+        if *found == 1 { "is" } else { "are" }
+    )]
+    FewDevices { count: usize, found: usize },
     #[error(transparent)]
     UnknownCard(#[from] crate::advise::cards::UnknownCard),
     #[error(

@@ -1,6 +1,8 @@
 //! The errors of opening, saving, quantising and running a model.
 
-use std::path::{Path, PathBuf};
+mod io;
+
+use std::path::PathBuf;
 
 use burn::tensor::FloatDType;
 use marlin_format::checkpoint::{CheckpointError, ConfigError};
@@ -9,6 +11,7 @@ use marlin_quant::QuantError;
 use marlin_text::TextError;
 
 use crate::config::ModelConfigError;
+use crate::parallel::ParallelError;
 use crate::sampling::SamplingError;
 
 /// A model that cannot be opened, saved, quantised or run.
@@ -381,6 +384,9 @@ pub enum ModelError {
         "a KV cache in e4m3 needs CUDA, compute capability 8.0, activations in f16 or bf16, and heads of 16 to 256 features, a multiple of 16"
     )]
     E4m3Cache,
+    /// A model that cannot be split over several devices, or whose devices failed.
+    #[error(transparent)]
+    Parallel(#[from] ParallelError),
     /// A decode step that the device did not finish.
     #[error(transparent)]
     Step(#[from] marlin_nn::DecodeError),
@@ -436,14 +442,4 @@ pub enum ModelError {
         /// The dtype of the activations.
         dtype: FloatDType,
     },
-}
-
-impl ModelError {
-    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io {
-            action,
-            path: path.into(),
-            source,
-        }
-    }
 }

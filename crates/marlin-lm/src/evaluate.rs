@@ -243,6 +243,7 @@ impl Predicted {
     fn of(model: &Model, batch: &WindowBatch<'_>) -> Result<Self, ModelError> {
         let (log_probabilities, likelihoods) = log_probabilities(model, batch);
         let likelihoods = likelihoods.try_into_vec_as::<f32>().map_err(unread)?;
+        model.check_ranks()?;
         check_likelihoods(model, batch, &likelihoods)?;
         let top = log_probabilities
             .clone()

@@ -8,6 +8,7 @@
 //! - [`quantize_folder`] quantises the projections of a float folder to 4 or 8 bits, by rounding,
 //!   AWQ or GPTQ, and writes one of several [`FileFormat`]s. [`evaluate()`] compares quantised
 //!   models with the float model.
+//! - [`LanguageModel::open_on`] splits a model over several devices of one process.
 //! - With the feature `hub`, [`LanguageModel::open`] also takes the name of a model on the Hugging
 //!   Face hub.
 //! - [`Model`] is the decoder as a Burn module, with float or quantised weights. A float model can
@@ -41,6 +42,7 @@ mod evaluate;
 mod folder;
 mod generate;
 pub mod model;
+mod parallel;
 mod perplexity;
 mod quantize;
 mod sampling;
@@ -72,6 +74,7 @@ pub use marlin_text::{
     ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, harmony,
 };
 pub use model::{KvCache, Model, Projection, ProjectionGroup};
+pub use parallel::ParallelError;
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
 pub use quantize::{
     Calibration, FileFormat, HIDDEN_STATES_ON_DEVICE, Method, Override, OverrideError,

@@ -7,7 +7,7 @@ use marlin_nn::{self as decode, SequenceState, SequenceStatus};
 
 use crate::folder::LanguageModel;
 use crate::tokens::token_tensor;
-use crate::{KvCache, Model, ModelError};
+use crate::{Model, ModelError};
 
 /// The perplexity of a text.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -87,6 +87,7 @@ pub fn perplexity(
         } else {
             log_likelihoods(model, &batch)
         }?;
+        model.check_ranks()?;
         check_likelihoods(model, &batch, &likelihoods)?;
         sum -= likelihoods
             .iter()
@@ -216,7 +217,7 @@ fn pass_rows(vocab_size: usize) -> usize {
 fn row_likelihoods(model: &Model, batch: &WindowBatch<'_>) -> Result<Vec<f32>, ModelError> {
     let &WindowBatch { tokens, seq, .. } = batch;
     let (slots, device) = (batch.windows(), model.device());
-    let mut cache = KvCache::new(model.config(), slots, seq, model.dtype(), &device);
+    let mut cache = model.cache_of(slots, seq);
     let mut likelihoods = Vec::with_capacity(tokens.len());
     let size = pass_rows(model.config().vocab_size);
     for (pass, part) in tokens.chunks(size).enumerate() {

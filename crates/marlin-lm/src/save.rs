@@ -10,6 +10,7 @@ use crate::ModelError;
 use crate::architectures::StackShape;
 use crate::config::ModelConfig;
 use crate::model::{DenseExperts, Experts, Model, ModelTensor, Projection};
+use crate::parallel::ParallelError;
 
 /// Writes `config.json` and `model.safetensors` to a new folder, with Hugging Face's names and
 /// layout (projections [N, K]).
@@ -24,7 +25,8 @@ use crate::model::{DenseExperts, Experts, Model, ModelTensor, Projection};
 /// [`ModelError::Checkpoint`] if `dir` exists and is not empty, or cannot be written;
 /// [`ModelError::SaveDtype`] if `dtype` is not f16, bf16 or f32; [`ModelError::NotFloat`] for a
 /// model with quantised projections; [`ModelError::NotRepresentable`] for values that are not
-/// finite in `dtype`; [`ModelError::Read`] if the device fails.
+/// finite in `dtype`; [`ModelError::Parallel`] for a model that is split over several devices;
+/// [`ModelError::Read`] if the device fails.
 pub fn save_float(
     model: &Model,
     config: &ModelConfig,
@@ -37,6 +39,10 @@ pub fn save_float(
         FloatDType::F32 => Dtype::F32,
         FloatDType::F64 | FloatDType::Flex32 => return Err(ModelError::SaveDtype { found: dtype }),
     };
+    if model.is_split() {
+        let count = model.rank_count();
+        return Err(ParallelError::NotWhole { count }.into());
+    }
     let mut tensors = Vec::new();
     for (name, part) in model.parts() {
         tensors.extend(stored(&name, &part)?);

@@ -42,7 +42,7 @@ fn open_model(
     with_tokenizer: bool,
 ) -> Result<(PathBuf, LanguageModel), CliError> {
     // Before a download.
-    let device = device::open(args.device)?;
+    let devices = device::open_all(args.device, args.tensor_parallel)?;
     let dir = hub::folder(model, hub)?;
     let dtype = args.dtype.map(dtype);
     let head = args
@@ -54,9 +54,10 @@ fn open_model(
         with_tokenizer,
         head,
         fp8_activations: !args.no_fp8_activations,
+        ..OpenOptions::default()
     };
     let mut shown = Progress::of_bytes("read");
-    let llama = LanguageModel::open_with(&dir, &device, &options, |progress| {
+    let llama = LanguageModel::open_on(&dir, &devices, &options, |progress| {
         shown.set(progress.done, progress.total, progress.layer);
     });
     shown.finish();

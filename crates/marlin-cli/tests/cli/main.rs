@@ -24,6 +24,7 @@ mod serve;
 #[cfg(feature = "serve")]
 mod serve_load;
 mod support;
+mod tensor_parallel;
 mod text;
 #[cfg(unix)]
 mod tutorials;

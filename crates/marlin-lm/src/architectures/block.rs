@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use marlin_kernels::Epilogue;
 
-use super::{ExpertsShape, StackPart};
+use super::{ExpertsShape, LayerPart, ProjectionPart, StackPart};
 
 /// One transformer block: a norm, a mixer, a norm and a feed-forward network, each pair added to
 /// the residual stream.
@@ -90,6 +90,8 @@ pub(crate) struct ProjectionShape {
     pub(crate) input: Input,
     /// The operation on the outputs that the same kernel computes, if the projection is one matmul.
     pub(crate) epilogue: Epilogue,
+    /// The part of the file's projection that this is, of a rank of a split model.
+    pub(crate) part: Option<ProjectionPart>,
 }
 
 /// The origin of the input features of a projection.
@@ -118,11 +120,25 @@ pub(crate) struct LayerShape {
     pub(crate) dims: [usize; 2],
     /// True if the layer has a bias.
     pub(crate) bias: bool,
-    /// True for a router or a gate, which files of quantised models hold in floats, whatever their
-    /// configs say.
-    pub(crate) is_router: bool,
+    /// True for a router, a gate and an embedding that is the output head, which files of quantised
+    /// models hold in floats, whatever their configs say.
+    pub(crate) is_float: bool,
     /// The part of a stack that is this layer, in files that stack the experts of a block.
     pub(crate) stack: Option<StackPart>,
+    /// The part of the file's layer that this is, of a rank of a split model; `None` for the whole
+    /// layer.
+    pub(crate) part: Option<LayerPart>,
+}
+
+impl LayerShape {
+    /// Returns the layer as the file has it.
+    pub(crate) fn whole(&self) -> Self {
+        Self {
+            dims: self.part.as_ref().map_or(self.dims, |part| part.dims),
+            part: None,
+            ..self.clone()
+        }
+    }
 }
 
 impl BlockShape {
@@ -254,12 +270,17 @@ impl ProjectionShape {
         };
         let names = self.split_layers.filter(is_split).unwrap_or(self.layers);
         self.columns(names)
-            .map(|(name, columns)| LayerShape {
+            .enumerate()
+            .map(|(index, (name, columns))| LayerShape {
                 name: format!("{block}.{name}"),
                 dims: [self.k, columns.len()],
                 bias: self.bias,
-                is_router: false,
+                is_float: false,
                 stack: None,
+                part: self.part.as_ref().map(|part| match names.len() {
+                    1 => part.of_all(),
+                    _ => part.of_output(index),
+                }),
             })
             .collect()
     }

@@ -4,7 +4,7 @@ use marlin_format::checkpoint::stacked::StackRows;
 use marlin_kernels::Epilogue;
 use marlin_kernels::experts::Router;
 
-use super::{LayerShape, SwiGluShape};
+use super::{ExpertsPart, LayerPart, LayerShape, SwiGluShape};
 
 /// A feed-forward network whose router chooses some of many experts for each token.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +29,8 @@ pub(crate) struct ExpertsShape {
     pub(crate) stack: StackShape,
     /// The experts that all tokens have.
     pub(crate) shared: Option<SharedExpertShape>,
+    /// The part of the file's experts that these are, of a rank of a split model.
+    pub(crate) part: Option<ExpertsPart>,
 }
 
 /// How a file holds the experts of a block in tensors of three dimensions: gates and ups as
@@ -104,8 +106,9 @@ impl ExpertsShape {
             name: format!("{block}.{}", self.router_layer),
             dims: [self.hidden, self.router.experts],
             bias: self.bias,
-            is_router: true,
+            is_float: true,
             stack: None,
+            part: None,
         }
     }
 
@@ -115,46 +118,68 @@ impl ExpertsShape {
             name: format!("{block}.{}", shared.gate),
             dims: [self.hidden, 1],
             bias: false,
-            is_router: true,
+            is_float: true,
             stack: None,
+            part: None,
         })
     }
 
     /// Returns the layers of each expert of the block with the name `block`.
     pub(crate) fn experts_of(&self, block: &str) -> impl Iterator<Item = ExpertLayers> {
+        let (hidden, width) = (self.hidden, self.intermediate);
+        let part = self.part.as_ref();
+        // Stacks are described as the file has them.
+        let whole = part.map_or(width, |part| part.intermediate);
         (0..self.router.experts).map(move |expert| {
-            let layer = |name: &str, dims, stack: &str, n, [first, step]: [usize; 2]| LayerShape {
+            let layer = |name: &str, dims: [usize; 2], part: Option<LayerPart>, stack| LayerShape {
                 name: format!("{block}.{}.{expert}.{name}", self.name),
                 dims,
                 bias: self.bias,
-                is_router: false,
-                stack: Some(StackPart {
-                    name: format!("{block}.{}.{stack}", self.name),
-                    dims: [self.router.experts, n],
-                    rows: StackRows {
-                        expert,
-                        first,
-                        step,
-                        count: dims[1],
-                    },
-                    shape: self.stack,
-                }),
+                is_float: false,
+                stack: Some(stack),
+                part,
+            };
+            let stack = |name: &str, n, first, step, count| StackPart {
+                name: format!("{block}.{}.{name}", self.name),
+                dims: [self.router.experts, n],
+                rows: StackRows {
+                    expert,
+                    first,
+                    step,
+                    count,
+                },
+                shape: self.stack,
             };
             let [gate, up, down] = self.layers;
-            let (hidden, width) = (self.hidden, self.intermediate);
             let [both, one] = StackShape::NAMES;
             let of_ups = match self.stack.alternates {
                 true => [[0, 2], [1, 2]],
-                false => [[0, 1], [width, 1]],
+                false => [[0, 1], [whole, 1]],
             };
+            let up_of = |name, [first, step]: [usize; 2]| {
+                let stack = stack(both, 2 * whole, first, step, whole);
+                let part = part.map(|part| part.of_up(hidden));
+                layer(name, [hidden, width], part, stack)
+            };
+            let of_down = layer(
+                down,
+                [width, hidden],
+                part.map(|part| part.of_down(hidden)),
+                stack(one, hidden, 0, 1, hidden),
+            );
             ExpertLayers {
-                gate_up: [
-                    layer(gate, [hidden, width], both, 2 * width, of_ups[0]),
-                    layer(up, [hidden, width], both, 2 * width, of_ups[1]),
-                ],
-                down: layer(down, [width, hidden], one, hidden, [0, 1]),
+                gate_up: [up_of(gate, of_ups[0]), up_of(up, of_ups[1])],
+                down: LayerShape {
+                    bias: self.has_down_biases(),
+                    ..of_down
+                },
             }
         })
+    }
+
+    /// Returns true if the down projections have biases that are added here.
+    pub(crate) fn has_down_biases(&self) -> bool {
+        self.bias && self.part.as_ref().is_none_or(|part| part.has_down_biases)
     }
 
     /// Returns true if the layer with this name, relative to the block, is one of an expert.

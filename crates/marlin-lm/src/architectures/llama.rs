@@ -58,6 +58,7 @@ pub(super) fn attention(config: &ModelConfig, layer: usize) -> AttentionShape {
             bias: config.attention_bias,
             input: Input::MixerNorm,
             epilogue: Epilogue::None,
+            part: None,
         },
         head_norms: None,
         sinks: None,
@@ -74,6 +75,7 @@ pub(super) fn attention(config: &ModelConfig, layer: usize) -> AttentionShape {
                 shared: config.num_attention_heads / config.num_key_value_heads,
             },
             epilogue: Epilogue::None,
+            part: None,
         },
         window: config.window_of(layer),
     }
@@ -91,6 +93,7 @@ pub(super) fn swiglu(config: &ModelConfig) -> SwiGluShape {
             bias: config.mlp_bias,
             input: Input::FeedForwardNorm,
             epilogue: Epilogue::SwiGlu,
+            part: None,
         },
         down: ProjectionShape {
             kind: ProjectionKind::Down,
@@ -102,6 +105,7 @@ pub(super) fn swiglu(config: &ModelConfig) -> SwiGluShape {
             bias: config.mlp_bias,
             input: Input::Gated,
             epilogue: Epilogue::None,
+            part: None,
         },
     }
 }

@@ -10,6 +10,7 @@ mod gpt_oss;
 mod llama;
 mod mistral;
 mod mixtral;
+mod part;
 mod phi3;
 mod qwen2;
 mod qwen2_moe;
@@ -26,6 +27,7 @@ pub(crate) use block::{
     ProjectionShape, SwiGluShape,
 };
 pub(crate) use experts::{ExpertLayers, ExpertsShape, SharedExpertShape, StackPart, StackShape};
+pub(crate) use part::{ExpertsPart, LayerPart, ProjectionPart};
 
 /// The architecture of a Llama-style decoder, by its Hugging Face class.
 ///

@@ -55,6 +55,7 @@ pub(super) fn experts(config: &ModelConfig, experts: &ExpertsConfig) -> ExpertsS
                 mlp: shared_expert(config, intermediate_size),
                 gate: "mlp.shared_expert_gate",
             }),
+        part: None,
     }
 }
 

@@ -300,23 +300,10 @@ impl ModelConfig {
             name: "lm_head".into(),
             dims: [self.hidden_size, self.vocab_size],
             bias: false,
-            is_router: false,
+            is_float: false,
             stack: None,
+            part: None,
         })
-    }
-
-    /// Returns the layers that are read together, in the order in which a model is built: those of
-    /// all blocks, then the output head. `contains` returns true for the names of
-    /// layers that the checkpoint has.
-    pub(crate) fn projections(
-        &self,
-        contains: impl Fn(&str) -> bool,
-    ) -> impl Iterator<Item = Vec<LayerShape>> {
-        let blocks = (0..self.num_hidden_layers).flat_map(move |index| {
-            self.block(index)
-                .layers(&format!("model.layers.{index}"), &contains)
-        });
-        blocks.chain(self.head().map(|head| vec![head]))
     }
 
     /// Returns the number of features of all query heads together: N of `q_proj`, K of `o_proj`.

@@ -15,7 +15,7 @@ use self::chain::Chain;
 use self::sequence::Sequence;
 pub use self::step::{AllowedTokens, BatchOutput, BatchStep, DecodeToken, PromptPart};
 use self::step::{ChoosingRow, Started, StartedPass};
-use super::executor::ModelExecutor;
+use super::executor::ModelExecutors;
 use super::scheduler::{Executor, PromptChunk};
 use super::{RequestParams, check_prompt, check_slots};
 use crate::biases::bias_rows;
@@ -31,7 +31,7 @@ use crate::{KvCache, Model, ModelError};
 pub struct BatchEngine {
     /// The stream of the model's weights.
     stream: StreamId,
-    executor: ModelExecutor,
+    executor: ModelExecutors,
     pages: Pages,
     /// The maximum number of positions of a sequence.
     window: usize,
@@ -69,7 +69,7 @@ impl BatchEngine {
         let (stream, window, vocab_size) =
             (model.stream(), model.max_len(), model.config().vocab_size);
         let executor =
-            stream.executes(|| ModelExecutor::new(model, slots, Some((pages, format))))?;
+            stream.executes(|| ModelExecutors::new(model, slots, Some((pages, format))))?;
         Ok(Self {
             stream,
             executor,
@@ -84,18 +84,18 @@ impl BatchEngine {
         })
     }
 
-    /// Returns the size in bytes of a page of `page_size` positions of a model's KV cache.
+    /// Returns the size in bytes of a page of `page_size` positions of a model's KV cache, on each
+    /// device of a split model; on devices that share the memory of the host, of all of them.
     pub fn page_bytes(model: &Model, page_size: usize, format: CacheFormat) -> usize {
         KvCache::page_bytes(model.config(), page_size, format, model.dtype())
+            .saturating_mul(model.ranks_in_memory())
     }
 
     /// Releases memory that the allocator of a model's device keeps, and returns the free memory in
-    /// bytes; `None` if the device does not report it.
+    /// bytes; `None` if the device does not report it. Of several devices, that of the one with
+    /// least.
     pub fn free_memory(model: &Model) -> Option<usize> {
-        let device = model.device();
-        // Weights are read through buffers that the allocator keeps.
-        model.stream().executes(|| device.memory_cleanup());
-        burn_marlin::device::free_memory(&device)
+        model.free_memory()
     }
 
     /// Returns true if the memory of a model's device is that of the host.

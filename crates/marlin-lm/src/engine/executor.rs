@@ -2,33 +2,49 @@
 
 mod ahead;
 mod graph;
+mod operations;
 mod prompts;
+mod ranks;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use burn::tensor::capture;
-use marlin_nn::{
-    self as decode, CacheFormat, Pages, SequenceState, SequenceStatus, TokenLogprobs, TokenTable,
-};
+use marlin_nn::{self as decode, CacheFormat, Pages, SequenceState, TokenLogprobs, TokenTable};
 
-pub(super) use self::graph::ModelStep;
-use self::graph::{Operations, Pass, PassGraph, State, lock};
+use self::graph::{ModelStep, Operations, Pass, PassGraph, State, lock};
 use self::prompts::PromptRows;
-use super::scheduler::{Executor, PromptChunk};
+pub(super) use self::ranks::{ModelExecutors, RanksStep};
+use super::scheduler::PromptChunk;
 use crate::model::CachePosition;
-use crate::tokens::token_tensor;
 use crate::{KvCache, Model, ModelError};
 
 /// The lock that is held for writing while a step is recorded, and for reading by all other work of
 /// engines. CUDA would include work of other threads in the recording if it shares the stream, and
 /// fail the recording if it allocates on any stream or device.
+///
+/// Work of a split model is run by several threads, which wait for each other: rank 0 holds the
+/// lock for all of them ([`ModelExecutors`]). A rank that waited for the lock while another held it
+/// in an exchange would never get it.
 static RECORDING: RwLock<()> = RwLock::new(());
+
+/// The pages of a KV cache and their format; `None` for a cache without pages.
+type CachePages = Option<(Pages, CacheFormat)>;
+
+/// Holds the lock of recordings for work of a model; `None` if rank 0 of its ranks does.
+fn not_recording(model: &Model) -> Option<RwLockReadGuard<'static, ()>> {
+    (!model.is_split()).then(hold_recordings)
+}
+
+/// Holds the lock of recordings for reading.
+fn hold_recordings() -> RwLockReadGuard<'static, ()> {
+    RECORDING.read().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A model with its KV cache and recorded graphs. All functions must be called on the stream of the
 /// model.
-pub(super) struct ModelExecutor {
+struct ModelExecutor {
     model: Arc<Model>,
     state: Arc<Mutex<State>>,
     slots: usize,
@@ -53,18 +69,13 @@ const LAST_MIXED_POSITION: usize = 2047;
 const FEW_LAST_ROWS: usize = 32;
 
 impl ModelExecutor {
-    /// Creates an executor with an empty KV cache of `slots` sequences, which share `pages` if
-    /// given, and no graphs.
+    /// Checks that the device has room for the KV cache of an executor, and its format.
     ///
     /// # Errors
     /// [`ModelError::CacheTooLarge`], [`ModelError::E4m3Cache`].
-    pub(super) fn new(
-        model: Arc<Model>,
-        slots: usize,
-        pages: Option<(Pages, CacheFormat)>,
-    ) -> Result<Self, ModelError> {
+    fn check(model: &Model, slots: usize, pages: CachePages) -> Result<(), ModelError> {
         let (config, device, dtype) = (model.config(), model.device(), model.dtype());
-        let (max_len, prompts) = (model.max_len(), PromptRows::of(&model));
+        let (max_len, prompts) = (model.max_len(), PromptRows::of(model));
         let (parts, positions, needed) = match pages {
             None => (
                 slots,
@@ -81,16 +92,24 @@ impl ModelExecutor {
         {
             return Err(ModelError::E4m3Cache);
         }
-        if let Some(free) = burn_marlin::device::free_memory(&device).filter(|&free| free < needed)
-        {
-            return Err(ModelError::CacheTooLarge {
+        let needed = needed.saturating_mul(model.ranks_in_memory());
+        match burn_marlin::device::free_memory(&device).filter(|&free| free < needed) {
+            None => Ok(()),
+            Some(free) => Err(ModelError::CacheTooLarge {
                 parts,
                 positions,
                 needed,
                 free,
-            });
+            }),
         }
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+    }
+
+    /// Creates an executor with an empty KV cache of `slots` sequences, which share `pages` if
+    /// given, and no graphs.
+    fn new(model: Arc<Model>, slots: usize, pages: CachePages) -> Self {
+        let (config, device, dtype) = (model.config(), model.device(), model.dtype());
+        let (max_len, prompts) = (model.max_len(), PromptRows::of(&model));
+        let _not_recording = not_recording(&model);
         let cache = match pages {
             None => KvCache::new(config, slots, max_len, dtype, &device),
             Some((pages, format)) => {
@@ -101,7 +120,7 @@ impl ModelExecutor {
         let token_table = decode::words([TokenTable::row(slots, 0), words], &device);
         let chunk = prompts.chunk();
         let state = Arc::new(Mutex::new(State { cache, token_table }));
-        Ok(Self {
+        Self {
             model,
             state,
             slots,
@@ -109,11 +128,11 @@ impl ModelExecutor {
             prompts,
             idle_chunk: chunk,
             running_chunk: chunk,
-        })
+        }
     }
 
     /// Implements [`Engine::warm_up`](super::Engine::warm_up).
-    pub(super) fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
+    fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
         if !decode::has_kernels(&self.model.device()) {
             return Duration::ZERO;
         }
@@ -142,11 +161,11 @@ impl ModelExecutor {
     }
 
     /// Implements [`Engine::set_prefill_chunk`](super::Engine::set_prefill_chunk).
-    pub(super) fn set_chunk(&mut self, tokens: usize) {
+    fn set_chunk(&mut self, tokens: usize) {
         self.running_chunk = tokens.clamp(1, self.idle_chunk);
     }
 
-    pub(super) fn is_captured(&self) -> bool {
+    fn is_captured(&self) -> bool {
         self.graphs.iter().any(|(pass, graph)| {
             matches!(pass, Pass::Step { .. }) && graph.operations.is_hardware()
         })
@@ -160,25 +179,25 @@ impl ModelExecutor {
 
     /// Writes words to the token table, from a row of a slot on.
     fn write_words(&mut self, slot: usize, row: usize, words: Vec<u32>) {
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        let _not_recording = not_recording(&self.model);
         let words = words.into_iter().map(u32::cast_signed).collect();
         let table = &mut lock(&self.state).token_table;
         decode::write_words(table, TokenTable::row(slot, row), words);
     }
 
     /// Sets the suppressed tokens of a slot's sequence for the work that follows, as a bitmap.
-    pub(super) fn set_suppressed_bitmap(&mut self, slot: usize, bitmap: Vec<u32>) {
+    fn set_suppressed_bitmap(&mut self, slot: usize, bitmap: Vec<u32>) {
         self.write_words(slot, TokenTable::SUPPRESSED, bitmap);
     }
 
     /// Sets the first pages of a slot for the work that follows; see [`KvCache::set_pages`].
-    pub(super) fn set_pages(&mut self, slot: usize, pages: &[u32]) {
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+    fn set_pages(&mut self, slot: usize, pages: &[u32]) {
+        let _not_recording = not_recording(&self.model);
         lock(&self.state).cache.set_pages(slot, pages);
     }
 
     /// Returns true if the device records graphs and runs them beside the host.
-    pub(super) fn runs_ahead(&self) -> bool {
+    fn runs_ahead(&self) -> bool {
         self.graphs
             .values()
             .next()
@@ -191,7 +210,7 @@ impl ModelExecutor {
     ///
     /// # Panics
     /// Panics if there was no such step.
-    pub(super) fn start_replaced(
+    fn start_replaced(
         &mut self,
         size: usize,
         replaced: &[(usize, SequenceState)],
@@ -201,8 +220,9 @@ impl ModelExecutor {
             rows: size,
             logprobs,
         };
+        let model = self.model.clone();
         let graph = self.record(pass);
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        let _not_recording = not_recording(&model);
         for &(index, row) in replaced {
             decode::write_rows(&mut lock(&graph.batch).rows, index, &[row]);
         }
@@ -221,10 +241,15 @@ impl ModelExecutor {
             ..
         } = self;
         graphs.entry(pass).or_insert_with(|| {
-            let _recording = RECORDING.write().unwrap_or_else(PoisonError::into_inner);
+            let is_recordable = model.is_recordable();
+            let _recording =
+                is_recordable.then(|| RECORDING.write().unwrap_or_else(PoisonError::into_inner));
+            let _not_recording = match is_recordable {
+                true => None,
+                false => not_recording(model),
+            };
             // Idle rows change nothing while the graph is warmed up and recorded.
             let batch = Arc::new(Mutex::new(pass.batch(model, *slots)));
-            let is_recordable = model.is_recordable();
             let (device, model, state, of_pass) =
                 (model.device(), model.clone(), state.clone(), batch.clone());
             let run: Box<dyn FnMut() + Send> = Box::new(move || {
@@ -290,14 +315,15 @@ impl ModelExecutor {
             logprobs: want_logprobs(&last_rows),
         };
         if self.prompts != PromptRows::Last {
+            let model = self.model.clone();
             let graph = self.record(pass);
-            let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+            let _not_recording = not_recording(&model);
             lock(&graph.batch).set_prompts(&rows, &last_rows);
             graph.replay();
             let batch = lock(&graph.batch);
             return Some(ModelStep::new(pass, &batch, batch.last_rows()?));
         }
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        let _not_recording = not_recording(&self.model);
         let mut batch = pass.batch(&self.model, self.slots);
         batch.set_prompts(&rows, &last_rows);
         let State { cache, token_table } = &mut *lock(&self.state);
@@ -307,7 +333,7 @@ impl ModelExecutor {
 
     /// Waits for a step and returns its rows, each with the log probabilities of its token if the
     /// row asked for them. Steps are finished in the order in which they were started.
-    pub(super) fn finish_with_logprobs(
+    fn finish_with_logprobs(
         &mut self,
         step: ModelStep,
     ) -> Result<Vec<(SequenceState, Option<TokenLogprobs>)>, ModelError> {
@@ -316,7 +342,7 @@ impl ModelExecutor {
             rows,
             logprobs,
         } = step;
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        let _not_recording = not_recording(&self.model);
         let rows = rows.wait();
         if let (Pass::Step { .. }, Some(graph)) = (pass, self.graphs.get_mut(&pass)) {
             graph.rows = rows.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
@@ -333,96 +359,4 @@ impl ModelExecutor {
 /// Returns true if a row asks for log probabilities.
 fn want_logprobs(rows: &[SequenceState]) -> bool {
     rows.iter().any(|row| row.logprobs.is_some())
-}
-
-impl Executor for ModelExecutor {
-    type Step = ModelStep;
-
-    fn chunk(&self, is_running: bool) -> usize {
-        if is_running {
-            self.running_chunk
-        } else {
-            self.idle_chunk
-        }
-    }
-
-    fn prefill(&mut self, chunks: &[PromptChunk]) -> Option<ModelStep> {
-        let (mut rows, mut last_rows) = (Vec::new(), Vec::new());
-        for chunk in chunks {
-            let count = chunk.tokens.len();
-            let as_rows = self.prompts.of_chunk(chunk);
-            let (before, tokens) = chunk.tokens.split_at(count - as_rows);
-            if !before.is_empty() {
-                let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-                let before = token_tensor(before, [1, before.len()], &self.model.device());
-                self.model
-                    .prefill(before, &mut lock(&self.state).cache, chunk.position);
-            }
-            let CachePosition { slot, start } = chunk.position;
-            let first = start + count - as_rows;
-            rows.extend((first..).zip(tokens).map(|(position, &token)| {
-                SequenceState::of_prompt(token, position as u32, slot as u32)
-            }));
-            last_rows.extend(chunk.end.map(|end| SequenceState {
-                token: rows.len() as u32 - 1,
-                ..end
-            }));
-        }
-        if rows.is_empty() {
-            None
-        } else {
-            self.read_rows(rows, last_rows)
-        }
-    }
-
-    fn mixes(&self, rows: &[SequenceState]) -> bool {
-        let is_short = |row: &SequenceState| matches!(row.status, SequenceStatus::At(position) if position as usize <= LAST_MIXED_POSITION);
-        self.prompts == PromptRows::All && rows.iter().all(is_short)
-    }
-
-    fn set_token_bitmap(&mut self, slot: usize, tokens: &[u32]) {
-        self.write_bitmap(slot, TokenTable::OCCURRED, tokens);
-    }
-
-    fn set_biases(&mut self, slot: usize, rows: Vec<u32>) {
-        self.write_words(slot, TokenTable::GENERATED, rows);
-    }
-
-    fn set_suppressed(&mut self, slot: usize, tokens: &[u32]) {
-        self.write_bitmap(slot, TokenTable::SUPPRESSED, tokens);
-    }
-
-    fn start(&mut self, rows: &[SequenceState]) -> ModelStep {
-        let size = rows.len().next_power_of_two();
-        let pass = Pass::Step {
-            rows: size,
-            logprobs: want_logprobs(rows),
-        };
-        let mut rows = rows.to_vec();
-        rows.resize(size, SequenceState::IDLE);
-        let graph = self.record(pass);
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        if graph.rows != rows {
-            decode::write_rows(&mut lock(&graph.batch).rows, 0, &rows);
-        }
-        graph.step(pass)
-    }
-
-    fn start_next(&mut self, count: usize) -> Option<ModelStep> {
-        let pass = Pass::Step {
-            rows: count.next_power_of_two(),
-            logprobs: false,
-        };
-        let graph = self
-            .graphs
-            .get_mut(&pass)
-            .filter(|graph| graph.operations.is_hardware())?;
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        Some(graph.step(pass))
-    }
-
-    fn finish(&mut self, step: ModelStep) -> Result<Vec<SequenceState>, ModelError> {
-        let rows = self.finish_with_logprobs(step)?;
-        Ok(rows.into_iter().map(|(row, _)| row).collect())
-    }
 }

@@ -16,7 +16,7 @@ pub use self::batch::{
     AllowedTokens, BatchEngine, BatchOutput, BatchStep, DecodeToken, PromptPart,
 };
 
-use self::executor::ModelExecutor;
+use self::executor::ModelExecutors;
 use self::scheduler::Scheduler;
 use crate::sampling::{Sampling, SamplingError};
 use crate::suppression::Suppression;
@@ -132,7 +132,7 @@ pub struct StepOutput {
 pub struct Engine {
     /// The stream of the model's weights.
     stream: StreamId,
-    scheduler: Scheduler<ModelExecutor>,
+    scheduler: Scheduler<ModelExecutors>,
 }
 
 /// Checks that an engine can be moved to the thread that uses it.
@@ -148,12 +148,13 @@ impl Engine {
     /// # Errors
     /// [`ModelError::TooManySequences`] outside 1 to [`MAX_SEQUENCES`],
     /// [`ModelError::CacheTooLarge`] if a KV cache of `slots` sequences does not fit the device,
-    /// before anything is allocated.
+    /// before anything is allocated, and [`ModelError::Parallel`] if a device of a split model is
+    /// still at work after a failure.
     pub fn new(model: Arc<Model>, slots: usize) -> Result<Self, ModelError> {
         check_slots(slots)?;
         let (stream, window, vocab_size) =
             (model.stream(), model.max_len(), model.config().vocab_size);
-        let executor = stream.executes(|| ModelExecutor::new(model, slots, None))?;
+        let executor = stream.executes(|| ModelExecutors::new(model, slots, None))?;
         Ok(Self {
             stream,
             scheduler: Scheduler::new(executor, slots, window, vocab_size),
@@ -262,7 +263,8 @@ impl Engine {
     ///
     /// # Errors
     /// Returns an error if the device fails. A sequence whose logits are broken ends with its error
-    /// in [`StepOutput::end`]; the other sequences continue.
+    /// in [`StepOutput::end`]; the other sequences continue. After a failure of a device of a split
+    /// model every step of the engine fails, and a new engine can be created.
     pub fn step(&mut self) -> Result<Vec<StepOutput>, ModelError> {
         self.stream.executes(|| self.scheduler.step())
     }

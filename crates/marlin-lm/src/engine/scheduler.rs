@@ -13,6 +13,7 @@ use crate::sampling::SamplingError;
 use crate::suppression::Suppressed;
 
 /// A chunk of a prompt, whose tokens are read together.
+#[derive(Clone)]
 pub(super) struct PromptChunk {
     pub(super) tokens: Vec<u32>,
     /// The slot, and the position of the first token.

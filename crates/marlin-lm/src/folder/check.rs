@@ -1,5 +1,6 @@
 //! A check of a folder that reports every fault.
 
+use std::ops::Range;
 use std::path::Path;
 
 use burn::module::Param;
@@ -9,13 +10,15 @@ use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, is_float}
 use marlin_format::{PlainWeight, WeightDescriptor};
 use marlin_text::{ChatTemplate, Message, TextError, Tokenizer};
 
+use super::memory::check_memory;
 use super::reader::{HostLayer, LayerReader};
 use super::weights::FileWeights;
-use super::{OpenOptions, check_memory, choose_dtype, use_own_head};
+use super::{OpenOptions, choose_dtype, use_own_head};
 use crate::ModelError;
 use crate::architectures::{ExpertsShape, LayerShape};
 use crate::config::{GenerationConfig, ModelConfig};
 use crate::model::{DenseExperts, Experts, Model, Projection, WeightSource, loaded};
+use crate::parallel::Shard;
 
 /// The number of faults after which the check ends: the config of another model causes one for
 /// every tensor.
@@ -62,7 +65,13 @@ pub fn check_folder(
     let dtype = faults.keep(choose_dtype(options.dtype, &checkpoint, device));
     let fits = match (dtype, max_len) {
         (Some(dtype), Some(max_len)) => faults
-            .keep(check_memory(&config, &checkpoint, dtype, max_len, device))
+            .keep(check_memory(
+                &[Shard::whole(&config)],
+                &checkpoint,
+                dtype,
+                max_len,
+                std::slice::from_ref(device),
+            ))
             .is_some(),
         _ => false,
     };
@@ -86,7 +95,7 @@ pub fn check_folder(
         on_layer: &mut on_layer,
     };
     // The rotary tables have one position here: the requested ones are checked above.
-    if Model::assemble(&config, 1, device, &mut source).is_ok() && reads_values {
+    if Model::assemble(&Shard::whole(&config), 1, device, &mut source).is_ok() && reads_values {
         source.faults.keep(source.files.refuse_surplus(&config));
     }
     source.faults.0
@@ -186,7 +195,12 @@ impl WeightSource for CheckedWeights<'_> {
         Ok(self.placeholder())
     }
 
-    fn vector(&mut self, tensor: &str, length: usize) -> Result<Param<Tensor<1>>, Enough> {
+    fn vector(
+        &mut self,
+        tensor: &str,
+        length: usize,
+        _: Range<usize>,
+    ) -> Result<Param<Tensor<1>>, Enough> {
         self.check(tensor.into(), &[length])?;
         Ok(self.placeholder())
     }

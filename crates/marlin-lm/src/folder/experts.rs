@@ -1,7 +1,10 @@
 //! The experts of a block from the files of a folder, one by one or in stacks.
 
-use burn::tensor::Tensor;
+use std::ops::Range;
+
+use burn::tensor::{DType, Tensor};
 use marlin_format::PlainWeight;
+use marlin_format::checkpoint::stacked::StackRows;
 
 use super::reader::HostWeights;
 use super::upload::{contiguous, sync};
@@ -69,6 +72,12 @@ impl FileWeights<'_> {
         let layers: Vec<ExpertLayers> = shape.experts_of(block).collect();
         let gate_up = layers.iter().map(|layers| &layers.gate_up[..]);
         let gate_up = self.biases_of(gate_up)?;
+        if !shape.has_down_biases() {
+            // Another rank adds them.
+            let zeros = [shape.router.experts, shape.hidden];
+            let target = (self.device, DType::from(self.dtype));
+            return Ok([gate_up, contiguous(Tensor::zeros(zeros, target))]);
+        }
         let down = layers
             .iter()
             .map(|layers| std::slice::from_ref(&layers.down));
@@ -80,9 +89,16 @@ impl FileWeights<'_> {
         &mut self,
         mut experts: impl Iterator<Item = &'l [LayerShape]> + Clone,
     ) -> Result<Tensor<2>, ModelError> {
-        let first = experts.clone().next().and_then(<[LayerShape]>::first);
-        if let Some(part) = first.and_then(|layer| self.reader.stack_of(layer)) {
-            let biases = self.tensor(format!("{}_bias", part.name), part.dims)?;
+        let first = experts.clone().next().unwrap_or_default();
+        if let Some(part) = first.first().and_then(|layer| self.reader.stack_of(layer)) {
+            let name = format!("{}_bias", part.name);
+            let biases = match stack_columns(first) {
+                None => self.tensor(name, part.dims)?,
+                Some(columns) => {
+                    let experts = 0..part.dims[0];
+                    self.tensor_part(name, part.dims, [&[experts], &columns])?
+                }
+            };
             return Ok(match part.rows.step {
                 1 => biases,
                 step => contiguous(side_by_side(biases.unsqueeze_dim(1), step).squeeze_dim(1)),
@@ -95,13 +111,24 @@ impl FileWeights<'_> {
         Ok(contiguous(Tensor::stack(of_expert?, 0)))
     }
 
-    /// Uploads the float weights [experts, K, N] of a stack.
-    fn float_stack(&mut self, part: &StackPart, k: usize) -> Result<Tensor<3>, ModelError> {
+    /// Uploads the float weights [experts, K, N] of a stack, of the `layers` of an expert.
+    fn float_stack(
+        &mut self,
+        part: &StackPart,
+        layers: &[LayerShape],
+    ) -> Result<Tensor<3>, ModelError> {
         let [experts, n] = part.dims;
+        let first = layers.first();
+        let of_rank = first.and_then(|layer| layer.part.as_ref());
+        let k = of_rank.map_or_else(|| first.map_or(0, |layer| layer.dims[0]), |of| of.dims[0]);
+        let rows = of_rank.map_or(0..k, |of| of.rows.clone());
+        let (all_experts, all_columns) = (0..experts, 0..n);
+        let columns = stack_columns(layers).unwrap_or_else(|| vec![all_columns]);
+        let (all, rows) = ([all_experts], [rows]);
         let weights = if part.shape.has_k_first {
-            self.tensor(part.name.clone(), [experts, k, n])?
+            self.tensor_part(part.name.clone(), [experts, k, n], [&all, &rows, &columns])?
         } else {
-            self.tensor(part.name.clone(), [experts, n, k])?
+            self.tensor_part(part.name.clone(), [experts, n, k], [&all, &columns, &rows])?
                 .swap_dims(1, 2)
         };
         sync(self.device, &part.name)?;
@@ -116,11 +143,11 @@ impl FileWeights<'_> {
         &mut self,
         experts: &[Vec<LayerShape>],
     ) -> Result<Tensor<3>, ModelError> {
-        let first = experts.first().and_then(|layers| layers.first());
-        if let Some(layer) = first
+        let first = experts.first().map_or(&[][..], Vec::as_slice);
+        if let Some(layer) = first.first()
             && let Some(part) = self.reader.stack_of(layer)
         {
-            return self.float_stack(part, layer.dims[0]);
+            return self.float_stack(part, first);
         }
         let mut all = Vec::new();
         for layers in experts {
@@ -135,6 +162,23 @@ impl FileWeights<'_> {
         sync(self.device, name.map_or("", |layer| &layer.name))?;
         Ok(stacked)
     }
+}
+
+/// Returns the columns of a stack that belong to the `layers` of an expert of a rank; `None` for
+/// the whole stack.
+fn stack_columns(layers: &[LayerShape]) -> Option<Vec<Range<usize>>> {
+    let mut columns = Vec::new();
+    for layer in layers {
+        let (part, stack) = (layer.part.as_ref()?, layer.stack.as_ref()?);
+        let StackRows { first, step, .. } = stack.rows;
+        if step > 1 && first > 0 {
+            // The layers alternate, and the columns of the first are beside those of the others.
+            continue;
+        }
+        let of_layer = |range: &Range<usize>| first + range.start * step..first + range.end * step;
+        columns.extend(part.columns.iter().map(of_layer));
+    }
+    Some(columns)
 }
 
 /// Returns [experts, K, N] with the columns of `step` layers side by side that alternate in

@@ -2,26 +2,31 @@
 
 mod check;
 mod experts;
+mod memory;
+mod ranks;
 mod reader;
 mod upload;
 mod weights;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::tensor::{DType, Device, FloatDType};
 use marlin_format::QuantSpec;
-use marlin_format::checkpoint::{Checkpoint, Dtype, Quantization, is_float};
+use marlin_format::checkpoint::{Checkpoint, Dtype, Quantization};
 use marlin_text::Tokenizer;
 
+use self::memory::check_memory;
+use self::ranks::RankLoading;
 pub(crate) use self::reader::LayerReader;
 pub(crate) use self::upload::contiguous;
 pub(crate) use self::weights::FileWeights;
 use crate::ModelError;
 use crate::config::{GenerationConfig, ModelConfig};
-use crate::model::{KvCache, Model};
+use crate::model::Model;
+use crate::parallel::{DEFAULT_TIMEOUT, ParallelError, check_devices, connect};
 
 pub use check::check_folder;
 
@@ -42,6 +47,9 @@ pub struct OpenOptions {
     /// False to keep activations in their dtype where the checkpoint declares that they are rounded
     /// to e4m3 (W8A8). True takes e4m3 where the card multiplies many rows faster with it.
     pub fp8_activations: bool,
+    /// The longest time that a device of a split model waits for another. After it the model fails,
+    /// and names the device that was late.
+    pub rank_timeout: Duration,
 }
 
 impl OpenOptions {
@@ -74,6 +82,7 @@ impl Default for OpenOptions {
             with_tokenizer: true,
             head: None,
             fp8_activations: true,
+            rank_timeout: DEFAULT_TIMEOUT,
         }
     }
 }
@@ -138,8 +147,33 @@ impl LanguageModel {
         dir: impl AsRef<Path>,
         device: &Device,
         options: &OpenOptions,
+        on_progress: impl FnMut(OpenProgress<'_>),
+    ) -> Result<Self, ModelError> {
+        Self::open_on(dir, std::slice::from_ref(device), options, on_progress)
+    }
+
+    /// [Opens](Self::open_with) a folder on several devices of one kind, over which the model is
+    /// split (tensor parallelism). With one device it is the same as
+    /// [`open_with`](Self::open_with).
+    ///
+    /// Each device has some heads, some features of the feed-forward networks and some tokens of
+    /// the output head, and a thread; [`Model`] says how such a model differs. Each layer of the
+    /// files is read once, and each device receives its part. A device whose memory is that of the
+    /// host, such as Flex, may be given several times.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open); also [`ModelError::Parallel`] for devices that are none, of
+    /// different kinds or given twice, for a model that cannot be split over so many, and for a
+    /// device without room for its part, before anything is allocated; for a layer that cannot be
+    /// split when it is read.
+    pub fn open_on(
+        dir: impl AsRef<Path>,
+        devices: &[Device],
+        options: &OpenOptions,
         mut on_progress: impl FnMut(OpenProgress<'_>),
     ) -> Result<Self, ModelError> {
+        check_devices(devices)?;
+        let device = devices.first().ok_or(ParallelError::NoDevices)?;
         let dir = &*named_folder(dir.as_ref())?;
         let config_path = dir.join("config.json");
         let mut config = ModelConfig::read(&config_path)?;
@@ -154,29 +188,26 @@ impl LanguageModel {
         let max_len = options.positions(&config)?;
         let checkpoint = Checkpoint::open(dir)?;
         let dtype = choose_dtype(options.dtype, &checkpoint, device)?;
-        check_memory(&config, &checkpoint, dtype, max_len, device)?;
-        use_own_head(&mut config, &checkpoint)?;
         let reader = LayerReader {
             checkpoint: &checkpoint,
             config_path: &config_path,
             quantization: quantization.as_ref(),
         };
-        let mut model = std::thread::scope(|scope| {
-            let mut source = FileWeights::new(reader, dtype, device, &mut on_progress)
-                .with_read_ahead(reader.read_ahead(scope, &config));
-            let model = Model::assemble(&config, max_len, device, &mut source)?;
-            source.refuse_surplus(&config)?;
-            Ok::<_, ModelError>(model)
-        })?;
-        if let Some(spec) = &options.head {
-            model
-                .quantize_head(spec)
-                .map_err(|source| ModelError::Layer {
-                    layer: "lm_head".into(),
-                    source,
-                })?;
-        }
-        tracing::info!(dir = %dir.display(), architecture = %config.architecture, ?dtype, max_len, layers = config.num_hidden_layers, "opened a model");
+        let shards = reader.shards(&config, devices.len())?;
+        check_memory(&shards, &checkpoint, dtype, max_len, devices)?;
+        use_own_head(&mut config, &checkpoint)?;
+        let shards = reader.shards(&config, devices.len())?;
+        let loading = RankLoading {
+            reader,
+            shards: &shards,
+            devices,
+            dtype,
+            max_len,
+            head: options.head.as_ref(),
+        };
+        let models = loading.load(&config, &mut on_progress)?;
+        let model = connect(models, options.rank_timeout)?;
+        tracing::info!(dir = %dir.display(), architecture = %config.architecture, ?dtype, max_len, layers = config.num_hidden_layers, devices = devices.len(), "opened a model");
         Ok(Self {
             model: Arc::new(model),
             tokenizer,
@@ -235,76 +266,6 @@ pub(crate) fn float_dtype(dtype: Dtype) -> FloatDType {
     }
 }
 
-/// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables,
-/// and once more for the largest weight of a block's experts, which is there twice while it is laid
-/// out for the device. It is called before any tensor is read, since a header and a config can
-/// declare any size.
-fn check_memory(
-    config: &ModelConfig,
-    checkpoint: &Checkpoint,
-    dtype: FloatDType,
-    max_len: usize,
-    device: &Device,
-) -> Result<(), ModelError> {
-    let size = DType::from(dtype).size();
-    let bytes = |name: &str| {
-        let info = checkpoint.info(name)?;
-        let elements: usize = info.shape.iter().product();
-        Some(
-            elements.saturating_mul(if is_float(info.dtype) || is_scale(name) {
-                size
-            } else {
-                info.dtype.bitsize().div_ceil(8)
-            }),
-        )
-    };
-    let sizes = || {
-        checkpoint
-            .names()
-            .filter_map(|name| Some((name, bytes(name)?)))
-    };
-    let weights = sizes()
-        .map(|(_, bytes)| bytes)
-        .fold(largest_experts(sizes()), usize::saturating_add);
-    // The tables hold cosines and sines in f32, half a head each.
-    let tables = max_len.saturating_mul(config.head_dim).saturating_mul(4);
-    let cache = KvCache::size_bytes(config, 1, max_len, dtype).saturating_add(tables);
-    match burn_marlin::device::free_memory(device) {
-        Some(free) if weights.saturating_add(cache) > free => Err(ModelError::TooLarge {
-            weights,
-            positions: max_len,
-            cache,
-            free,
-        }),
-        _ => Ok(()),
-    }
-}
-
-/// Returns true if a tensor holds scales, which on a device have the dtype of the activations
-/// whatever the file has.
-fn is_scale(name: &str) -> bool {
-    [".scales", "_scale", "_scales"]
-        .iter()
-        .any(|end| name.ends_with(end))
-}
-
-/// Returns the size of the largest weight of all experts of a block: that of gates and ups, or that
-/// of down. `tensors` are the names and sizes of the tensors of a checkpoint.
-fn largest_experts<'a>(tensors: impl Iterator<Item = (&'a str, usize)>) -> usize {
-    let mut sizes = HashMap::<(&str, bool), usize>::new();
-    for (name, bytes) in tensors {
-        let Some((block, layer)) = name.split_once(".experts.") else {
-            continue;
-        };
-        let is_down = layer
-            .split('.')
-            .any(|part| part == "w2" || part.starts_with("down_proj"));
-        let size = sizes.entry((block, is_down)).or_default();
-        *size = size.saturating_add(bytes);
-    }
-    sizes.into_values().max().unwrap_or(0)
-}
-
 /// Unties the output head if the files contain a head that differs from the embedding. As in
 /// transformers from 5 on, such a head is used, whatever the config says.
 fn use_own_head(config: &mut ModelConfig, checkpoint: &Checkpoint) -> Result<(), ModelError> {
@@ -326,53 +287,4 @@ fn has_own_head(checkpoint: &Checkpoint) -> Result<bool, ModelError> {
     let (head, embedding) = (checkpoint.tensor(HEAD)?, checkpoint.tensor(EMBEDDING)?);
     Ok((head.dtype(), head.shape(), head.bytes())
         != (embedding.dtype(), embedding.shape(), embedding.bytes()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{is_scale, largest_experts};
-
-    #[test]
-    fn scales_of_every_format_are_known_by_name() {
-        let experts = "model.layers.0.mlp.experts";
-        for name in [
-            "model.layers.0.mlp.up_proj.scales".to_owned(),
-            "model.layers.0.mlp.up_proj.weight_scale".to_owned(),
-            format!("{experts}.gate_up_proj_scales"),
-        ] {
-            assert!(is_scale(&name), "{name}");
-        }
-        for end in [
-            "gate_up_proj_blocks",
-            "0.up_proj.weight_packed",
-            "0.up_proj.qzeros",
-        ] {
-            assert!(!is_scale(&format!("{experts}.{end}")), "{end}");
-        }
-    }
-
-    #[test]
-    fn the_largest_experts_are_those_of_one_matmul_of_one_block() {
-        let separate = [
-            ("model.layers.0.mlp.experts.0.gate_proj.qweight", 100),
-            ("model.layers.0.mlp.experts.0.up_proj.qweight", 100),
-            ("model.layers.0.mlp.experts.0.down_proj.qweight", 150),
-            ("model.layers.1.mlp.experts.0.gate_proj.qweight", 90),
-            ("model.layers.1.mlp.gate.weight", 1000),
-        ];
-        assert_eq!(largest_experts(separate.into_iter()), 200);
-        let mixtral = [
-            ("model.layers.0.block_sparse_moe.experts.0.w1.weight", 7),
-            ("model.layers.0.block_sparse_moe.experts.0.w2.weight", 20),
-            ("model.layers.0.block_sparse_moe.experts.0.w3.weight", 7),
-        ];
-        assert_eq!(largest_experts(mixtral.into_iter()), 20);
-        let stacked = [
-            ("model.layers.0.mlp.experts.gate_up_proj_blocks", 64),
-            ("model.layers.0.mlp.experts.gate_up_proj_scales", 4),
-            ("model.layers.0.mlp.experts.down_proj_blocks", 32),
-        ];
-        assert_eq!(largest_experts(stacked.into_iter()), 68);
-        assert_eq!(largest_experts([("model.norm.weight", 5)].into_iter()), 0);
-    }
 }

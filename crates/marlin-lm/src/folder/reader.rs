@@ -1,22 +1,27 @@
 //! Reading quantised weights from the files to the host, and reading ahead on a thread.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::Scope;
 
-use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{
     Checkpoint, CheckpointError, LayerFormat, Quantization, is_float, layer_format, layer_tensors,
     read_layer, stacked,
 };
+use marlin_format::{GroupSize, PlainWeight};
 
 use crate::ModelError;
 use crate::architectures::{LayerShape, StackPart};
 use crate::config::ModelConfig;
+use crate::parallel::{ParallelError, RowGroups, Shard};
 
 /// The number of projections that wait between the thread that reads and the device. With one
 /// more in each thread, the host holds at most three; and of a mixture the experts of a block.
 const WAITING: usize = 1;
+
+/// The names of layers, each with those of its tensors, and the weights of the quantised ones.
+type ReadLayers = (Vec<(String, Vec<String>)>, Vec<Option<PlainWeight>>);
 
 /// Reads the quantised weights of a folder in the formats that its config gives them.
 #[derive(Debug, Clone, Copy)]
@@ -63,8 +68,8 @@ impl<'a> LayerReader<'a> {
         let (name, [k, n]) = (layer.name.as_str(), layer.dims);
         let format = self.format(name)?;
         let stored = self.checkpoint.info(&format!("{name}.weight"));
-        let is_float_router = layer.is_router && stored.is_some_and(|of| is_float(of.dtype));
-        if format == LayerFormat::Float || is_float_router {
+        let is_stored_float = layer.is_float && stored.is_some_and(|of| is_float(of.dtype));
+        if format == LayerFormat::Float || is_stored_float {
             return Ok(HostLayer::Float);
         }
         let weight = read_layer(self.checkpoint, name, &format)?;
@@ -150,8 +155,79 @@ impl<'a> LayerReader<'a> {
         })
     }
 
+    /// Returns the groups of a layer along K, from the config of its format; `None` for floats.
+    fn group_size(&self, layer: &LayerShape) -> Result<Option<GroupSize>, ModelError> {
+        let stack = self.stack_of(layer);
+        if stack.is_none() && !self.checkpoint.contains_layer(&layer.name) {
+            // A config may declare any number of blocks: the first that is missing is an error.
+            self.layer(layer)?;
+            self.checkpoint.tensor(&format!("{}.weight", layer.name))?;
+        }
+        let format = match stack {
+            Some(part) if stacked::contains(self.checkpoint, &part.name) => {
+                self.format(&part.name)?
+            }
+            Some(_) => LayerFormat::Float,
+            None => self.format(&layer.name)?,
+        };
+        Ok(format.spec().map(|spec| spec.scales.group))
+    }
+
+    /// Returns the parts of the `count` ranks of a model.
+    pub(super) fn shards(
+        &self,
+        config: &ModelConfig,
+        count: usize,
+    ) -> Result<Vec<Shard>, ModelError> {
+        if count == 1 {
+            return Ok(vec![Shard::whole(config)]);
+        }
+        let groups = RowGroups::of(
+            config,
+            |name| self.checkpoint.contains_layer(name),
+            |layer| self.group_size(layer),
+        )?;
+        Ok(Shard::all(config, count, &groups)?)
+    }
+
     /// Reads the layers of a projection, and joins them if their formats allow it.
     pub(super) fn projection(&self, layers: &[LayerShape]) -> Result<HostProjection, ModelError> {
+        let (read, weights) = self.weights(layers)?;
+        Ok(HostProjection {
+            read,
+            weights: self.join(layers, weights),
+        })
+    }
+
+    /// Reads the layers of a projection once, and returns the parts of each rank. `of_ranks` has
+    /// the layers of each rank.
+    fn projections(&self, of_ranks: &[Vec<LayerShape>]) -> Result<Vec<HostProjection>, ModelError> {
+        if let [layers] = of_ranks {
+            return Ok(vec![self.projection(layers)?]);
+        }
+        let first = of_ranks.first().map_or(&[][..], Vec::as_slice);
+        let whole: Vec<LayerShape> = first.iter().map(LayerShape::whole).collect();
+        let (read, weights) = self.weights(&whole)?;
+        let mut parts = Vec::new();
+        for layers in of_ranks {
+            let of_rank = layers.iter().zip(&weights).map(|(layer, weight)| {
+                let weight = weight.as_ref();
+                weight.map(|weight| part_of(layer, weight)).transpose()
+            });
+            let of_rank = of_rank.collect::<Result<Vec<_>, _>>()?;
+            parts.push(HostProjection {
+                read: read.clone(),
+                weights: self.join(layers, of_rank),
+            });
+        }
+        for weight in weights.into_iter().flatten() {
+            self.checkpoint.recycle(weight);
+        }
+        Ok(parts)
+    }
+
+    /// Reads layers, and returns the names of each with those of its tensors, and the weights.
+    fn weights(&self, layers: &[LayerShape]) -> Result<ReadLayers, ModelError> {
         let (mut read, mut weights) = (Vec::new(), Vec::new());
         for layer in layers {
             weights.push(match self.layer(layer)? {
@@ -164,10 +240,7 @@ impl<'a> LayerReader<'a> {
                 }
             });
         }
-        Ok(HostProjection {
-            read,
-            weights: self.join(layers, weights),
-        })
+        Ok((read, weights))
     }
 
     fn join(&self, layers: &[LayerShape], weights: Vec<Option<PlainWeight>>) -> HostWeights {
@@ -191,26 +264,141 @@ impl<'a> LayerReader<'a> {
     }
 
     /// Reads the projections of a model on a thread of `scope`, in the order in which the model
-    /// asks for them: while the device receives one projection, the next is read. The thread ends
-    /// after the last projection, after an error, or when the receiver is dropped.
+    /// asks for them, and sends each rank its parts: while the devices receive one projection, the
+    /// next is read. The thread ends after the last projection, after an error, which rank 0
+    /// receives, or when a receiver is dropped.
     pub(super) fn read_ahead<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,
-        config: &'scope ModelConfig,
-    ) -> Receiver<Result<HostProjection, ModelError>>
+        shards: &'scope [Shard],
+    ) -> Vec<Receiver<Result<HostProjection, ModelError>>>
     where
         'a: 'scope,
     {
-        let (sender, receiver) = sync_channel(WAITING);
+        let (senders, receivers): (Vec<_>, Vec<_>) =
+            shards.iter().map(|_| sync_channel(WAITING)).unzip();
         scope.spawn(move || {
-            for layers in config.projections(|name| self.checkpoint.contains_layer(name)) {
-                let projection = self.projection(&layers);
-                let failed = projection.is_err();
-                if sender.send(projection).is_err() || failed {
+            let layers_of = |shard: &'scope Shard| {
+                shard.projections(|name| self.checkpoint.contains_layer(name))
+            };
+            let mut of_ranks: Vec<_> = shards.iter().map(layers_of).collect();
+            loop {
+                // All ranks have the same layers.
+                let layers: Vec<_> = of_ranks.iter_mut().filter_map(Iterator::next).collect();
+                if layers.is_empty() {
+                    return;
+                }
+                let sent = match self.projections(&layers) {
+                    Ok(parts) => {
+                        let mut parts = senders.iter().zip(parts);
+                        parts.all(|(sender, part)| sender.send(Ok(part)).is_ok())
+                    }
+                    Err(error) => {
+                        let first = senders.first();
+                        // Rank 0 may have ended.
+                        drop(first.map(|sender| sender.send(Err(error))));
+                        false
+                    }
+                };
+                if !sent {
                     return;
                 }
             }
         });
-        receiver
+        receivers
+    }
+}
+
+/// Returns the part of a layer's weight that a rank has.
+fn part_of(layer: &LayerShape, weight: &PlainWeight) -> Result<PlainWeight, ParallelError> {
+    let failed = |source| ParallelError::Slice {
+        layer: layer.name.clone(),
+        source,
+    };
+    let Some(part) = &layer.part else {
+        return Ok(weight.clone());
+    };
+    let rows = match part.has_all_rows() {
+        true => Cow::Borrowed(weight),
+        false => Cow::Owned(weight.slice_k(part.rows.clone()).map_err(failed)?),
+    };
+    if part.has_all_columns() {
+        return Ok(rows.into_owned());
+    }
+    // A layer with several outputs has some columns of each.
+    let slices = part.columns.iter().map(|range| rows.slice_n(range.clone()));
+    let slices = slices.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    match &slices[..] {
+        [slice] => Ok(slice.clone()),
+        _ => PlainWeight::join(&slices.iter().collect::<Vec<_>>()).map_err(|source| {
+            ParallelError::Join {
+                layer: layer.name.clone(),
+                source,
+            }
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use marlin_format::{FormatError, PlainParts, QuantSpec, quantize_rtn};
+
+    use super::*;
+    use crate::architectures::LayerPart;
+
+    /// Returns a layer of 64 rows and 6 columns of which a rank has these.
+    fn layer(rows: std::ops::Range<usize>, columns: Vec<std::ops::Range<usize>>) -> LayerShape {
+        LayerShape {
+            name: "model.layers.0.self_attn.o_proj".into(),
+            dims: [rows.len(), columns.iter().map(ExactSizeIterator::len).sum()],
+            bias: false,
+            is_float: false,
+            stack: None,
+            part: Some(LayerPart {
+                dims: [64, 6],
+                columns,
+                rows,
+            }),
+        }
+    }
+
+    fn weight() -> PlainWeight {
+        let values: Vec<f32> = (0..64 * 6).map(|index| (index % 17) as f32 - 8.0).collect();
+        quantize_rtn(&values, 64, 6, &QuantSpec::int4(GroupSize::G32)).unwrap()
+    }
+
+    #[test]
+    fn a_rank_has_some_columns_of_each_output() {
+        let (weight, columns) = (weight(), vec![1..2, 4..6]);
+        let part = part_of(&layer(0..64, columns.clone()), &weight).unwrap();
+        let (whole, found) = (weight.dequantize(), part.dequantize());
+        let expected: Vec<f32> = (0..64)
+            .flat_map(|row| [1, 4, 5].map(|column| whole[row * 6 + column]))
+            .collect();
+        assert_eq!(found, expected);
+        // One output has all columns.
+        let columns = vec![0..6; 1];
+        let rows = part_of(&layer(32..64, columns), &weight).unwrap();
+        assert_eq!(rows.dequantize(), whole[32 * 6..]);
+    }
+
+    #[test]
+    fn act_order_in_a_layer_that_is_split_by_rows_is_refused() {
+        let parts = PlainParts {
+            row_permutation: Some((0..64).rev().collect()),
+            ..weight().into_parts()
+        };
+        let weight = PlainWeight::new(parts).unwrap();
+        let columns = vec![0..6; 1];
+        let refused = part_of(&layer(32..64, columns), &weight);
+        assert_eq!(
+            refused,
+            Err(ParallelError::Slice {
+                layer: "model.layers.0.self_attn.o_proj".into(),
+                source: FormatError::SlicePermuted,
+            })
+        );
+        // Columns can be split.
+        assert!(part_of(&layer(0..64, vec![0..3; 1]), &weight).is_ok());
     }
 }

@@ -1,5 +1,8 @@
 //! The upload of float tensors to the device.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use burn::tensor::{DType, Device, Element, FloatDType, Tensor, TensorData};
 use burn_marlin::device::with_dedicated_memory;
 use half::{bf16, f16};
@@ -53,6 +56,36 @@ pub(super) fn upload<const D: usize>(
     Ok(tensor.reshape(shape))
 }
 
+/// Returns the bytes of the parts of a tensor of `shape` with these indices of each dimension. What
+/// lies side by side is not copied.
+pub(super) fn part_of<'a>(
+    bytes: &'a [u8],
+    shape: &[usize],
+    parts: &[&[Range<usize>]],
+) -> Cow<'a, [u8]> {
+    let (Some(&length), Some(ranges)) = (shape.first(), parts.first()) else {
+        return Cow::Borrowed(bytes);
+    };
+    let (rest, rest_parts) = (&shape[1..], &parts[1..]);
+    let size = bytes.len() / length.max(1);
+    let is_whole = |(&length, ranges): (&usize, &&[Range<usize>])| matches!(ranges, [all] if *all == (0..length));
+    let rows_are_whole = rest.iter().zip(rest_parts).all(is_whole);
+    if let ([range], true) = (ranges, rows_are_whole) {
+        return Cow::Borrowed(&bytes[range.start * size..range.end * size]);
+    }
+    let mut part = Vec::new();
+    for range in *ranges {
+        if rows_are_whole {
+            part.extend_from_slice(&bytes[range.start * size..range.end * size]);
+            continue;
+        }
+        for index in range.clone() {
+            part.extend_from_slice(&part_of(&bytes[index * size..][..size], rest, rest_parts));
+        }
+    }
+    Cow::Owned(part)
+}
+
 /// Converts `bytes`, a part of a tensor, to values in the file's dtype, on all cores.
 fn data(view: &TensorView<'_>, bytes: &[u8]) -> Result<TensorData, CheckpointError> {
     let halves = bytes.as_chunks::<2>().0.par_iter();
@@ -86,6 +119,22 @@ mod tests {
     use marlin_format::checkpoint::Checkpoint;
 
     use crate::tests::support::{config, random_weights, rng, temporary, write_folder};
+
+    #[test]
+    #[allow(
+        clippy::single_range_in_vec_init,
+        reason = "a part is a list of ranges, here often of one"
+    )]
+    fn parts_have_the_bytes_of_their_indices() {
+        let (shape, bytes): (_, Vec<u8>) = ([2, 3, 4], (0..24).collect());
+        let parts = |parts: [&[Range<usize>]; 3]| part_of(&bytes, &shape, &parts).into_owned();
+        assert_eq!(parts([&[0..2], &[0..3], &[0..4]]), bytes);
+        assert_eq!(parts([&[1..2], &[0..3], &[0..4]]), bytes[12..]);
+        assert_eq!(parts([&[1..2], &[0..1, 2..3], &[1..3]]), [13, 14, 21, 22]);
+        assert_eq!(parts([&[0..2], &[1..2], &[0..1, 3..4]]), [4, 7, 16, 19]);
+        let whole = part_of(&bytes, &shape, &[&[0..1], &[0..3], &[0..4]]);
+        assert!(matches!(whole, Cow::Borrowed(_)));
+    }
 
     #[test]
     fn blocks_make_the_whole_tensor() {

@@ -1,6 +1,7 @@
 //! Weights from the files of a folder.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::mpsc::Receiver;
 
 use burn::module::Param;
@@ -14,11 +15,12 @@ use marlin_format::PlainWeight;
 use super::OpenProgress;
 use super::experts::HostExperts;
 use super::reader::{HostProjection, HostWeights, LayerReader};
-use super::upload::{UPLOAD_BYTES, contiguous, sync, upload};
+use super::upload::{UPLOAD_BYTES, contiguous, part_of, sync, upload};
 use crate::ModelError;
 use crate::architectures::{ExpertsShape, LayerShape};
 use crate::config::ModelConfig;
 use crate::model::{DenseExperts, Experts, Projection, WeightSource, finished, loaded};
+use crate::parallel::ParallelError;
 
 /// Weights from a checkpoint's files.
 pub(crate) struct FileWeights<'a> {
@@ -26,8 +28,10 @@ pub(crate) struct FileWeights<'a> {
     /// The projections that a thread reads ahead, in the order of the model; `None` to read each
     /// projection when it is asked for.
     ahead: Option<Receiver<Result<HostProjection, ModelError>>>,
-    dtype: FloatDType,
+    pub(super) dtype: FloatDType,
     pub(super) device: &'a Device,
+    /// The rank whose part of the model is read.
+    rank: usize,
     /// The names of the tensors that were read.
     pub(super) read: BTreeSet<String>,
     /// The number of bytes of the tensors that were read, and of all tensors (`total`).
@@ -49,6 +53,7 @@ impl<'a> FileWeights<'a> {
             ahead: None,
             dtype,
             device,
+            rank: 0,
             read: BTreeSet::new(),
             done: 0,
             total: reader.checkpoint.size_bytes(),
@@ -56,12 +61,14 @@ impl<'a> FileWeights<'a> {
         }
     }
 
-    /// Returns the source with projections that a thread reads ahead.
+    /// Returns the source with projections of a rank that a thread reads ahead.
     pub(super) fn with_read_ahead(
         self,
+        rank: usize,
         ahead: Receiver<Result<HostProjection, ModelError>>,
     ) -> Self {
         Self {
+            rank,
             ahead: Some(ahead),
             ..self
         }
@@ -76,8 +83,17 @@ impl WeightSource for FileWeights<'_> {
         Ok(loaded(self.tensor(format!("{name}.weight"), shape)?))
     }
 
-    fn vector(&mut self, tensor: &str, length: usize) -> Result<Param<Tensor<1>>, ModelError> {
-        Ok(loaded(self.tensor(tensor.into(), [length])?))
+    fn vector(
+        &mut self,
+        tensor: &str,
+        length: usize,
+        part: Range<usize>,
+    ) -> Result<Param<Tensor<1>>, ModelError> {
+        Ok(loaded(self.tensor_part(
+            tensor.into(),
+            [length],
+            [&[part]],
+        )?))
     }
 
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, ModelError> {
@@ -183,6 +199,22 @@ impl FileWeights<'_> {
         Ok(tensor)
     }
 
+    /// Uploads the parts of a tensor with these indices of each of its dimensions.
+    pub(super) fn tensor_part<const D: usize>(
+        &mut self,
+        name: String,
+        shape: [usize; D],
+        parts: [&[Range<usize>]; D],
+    ) -> Result<Tensor<D>, ModelError> {
+        let view = self.reader.checkpoint.tensor(&name)?.expect_shape(&shape)?;
+        let bytes = part_of(view.bytes(), &shape, &parts);
+        let shape: [usize; D] = parts.map(|ranges| ranges.iter().map(ExactSizeIterator::len).sum());
+        let view = view.with_bytes(&shape, &bytes);
+        let tensor = upload(&view, shape, self.dtype, self.device, UPLOAD_BYTES)?;
+        self.finish(&name, std::slice::from_ref(&name));
+        Ok(tensor)
+    }
+
     /// Marks tensors as read, releases their pages, and reports progress.
     pub(super) fn finish(&mut self, layer: &str, tensors: &[String]) {
         for name in tensors {
@@ -201,10 +233,13 @@ impl FileWeights<'_> {
 
     /// Reads the quantised weights of a projection, or takes them from the thread that reads ahead.
     fn weights(&mut self, layers: &[LayerShape]) -> Result<HostWeights, ModelError> {
-        // The thread sends every projection that a model asks for, and stops after an error only.
-        let ahead = self.ahead.as_ref().and_then(|ahead| ahead.recv().ok());
-        let projection = match ahead {
-            Some(projection) => projection?,
+        let projection = match &self.ahead {
+            // The thread sends every projection that a model asks for, and stops after an error:
+            // of the files, which rank 0 receives, or of a rank.
+            Some(ahead) => match ahead.recv() {
+                Ok(projection) => projection?,
+                Err(_) => return Err(ParallelError::Stopped { rank: self.rank }.into()),
+            },
             None => self.reader.projection(layers)?,
         };
         for (name, tensors) in projection.read {
@@ -215,15 +250,27 @@ impl FileWeights<'_> {
 
     /// Uploads a float weight, [N, K].
     pub(super) fn float(&mut self, layer: &LayerShape) -> Result<Tensor<2>, ModelError> {
-        let [k, n] = layer.dims;
-        self.tensor(format!("{}.weight", layer.name), [n, k])
+        let name = format!("{}.weight", layer.name);
+        match &layer.part {
+            None => self.tensor(name, [layer.dims[1], layer.dims[0]]),
+            Some(part) => {
+                let [k, n] = part.dims;
+                let rows = std::slice::from_ref(&part.rows);
+                self.tensor_part(name, [n, k], [&part.columns, rows])
+            }
+        }
     }
 
     fn bias(&mut self, layer: &LayerShape) -> Result<Option<Tensor<1>>, ModelError> {
-        layer
-            .bias
-            .then(|| self.tensor(format!("{}.bias", layer.name), [layer.dims[1]]))
-            .transpose()
+        if !layer.bias {
+            return Ok(None);
+        }
+        let name = format!("{}.bias", layer.name);
+        let bias = match &layer.part {
+            None => self.tensor(name, [layer.dims[1]]),
+            Some(part) => self.tensor_part(name, [part.dims[1]], [&part.columns]),
+        };
+        bias.map(Some)
     }
 
     /// Uploads the biases of joined layers: either all layers have one, or none has.

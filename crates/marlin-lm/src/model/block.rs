@@ -5,6 +5,7 @@ use marlin_nn as decode;
 use super::prompt::Span;
 use super::{Attention, Mixture, Projection, ProjectionGroup, RmsNorm, Rope, SwiGlu};
 use crate::architectures::ProjectionKind;
+use crate::parallel::Communicator;
 
 /// One transformer block.
 #[derive(Module, Debug)]
@@ -157,27 +158,44 @@ fn listed<M>(mlp: Option<M>) -> M {
 ///
 /// The output of the last attention or feed-forward network is added by the kernel of the next
 /// norm. For one row on CUDA, the matmul after the norm runs in the same kernel.
+///
+/// In a model that is split over devices, outputs are summed over the ranks before they are added.
 #[derive(Debug)]
 pub struct Residual<const D: usize> {
     sum: Tensor<D>,
     /// The output that is not yet in `sum`.
     last: Option<Tensor<D>>,
+    /// The ranks over which outputs are summed, of a split model.
+    ranks: Option<Communicator>,
 }
 
 impl<const D: usize> Residual<D> {
     /// Creates a stream that begins with hidden states [.., hidden].
     pub fn new(hidden: Tensor<D>) -> Self {
+        Self::over(hidden, None)
+    }
+
+    /// Creates a stream that begins with hidden states [.., hidden], and whose outputs are summed
+    /// over ranks.
+    pub(crate) fn over(hidden: Tensor<D>, ranks: Option<Communicator>) -> Self {
         Self {
             sum: hidden,
             last: None,
+            ranks,
         }
     }
 
     /// Adds the output [.., hidden] of attention or an MLP to the stream.
     pub fn plus(self, output: Tensor<D>) -> Self {
+        let ranks = self.ranks.clone();
+        let output = match &ranks {
+            Some(ranks) => ranks.sum(output),
+            None => output,
+        };
         Self {
             last: Some(output),
             sum: self.into_tensor(),
+            ranks,
         }
     }
 
@@ -190,7 +208,7 @@ impl<const D: usize> Residual<D> {
                 (decode::apply(projections.epilogue(), joined), self.sum)
             }
         };
-        (out, Self::new(sum))
+        (out, Self::over(sum, self.ranks))
     }
 
     /// Returns the projection of the normalised stream, the normalised stream, and the stream.
@@ -206,7 +224,7 @@ impl<const D: usize> Residual<D> {
                 (projection.forward(x.clone()), x, self.sum)
             }
         };
-        (out, x, Self::new(sum))
+        (out, x, Self::over(sum, self.ranks))
     }
 
     /// Returns the normalised stream, and the stream.
@@ -215,7 +233,7 @@ impl<const D: usize> Residual<D> {
             Some(last) => norm.forward_add(last, self.sum),
             None => (norm.forward(self.sum.clone()), self.sum),
         };
-        (x, Self::new(sum))
+        (x, Self::over(sum, self.ranks))
     }
 
     /// Applies `rows`, which selects rows, to the sum and to the output that is not yet in the sum.
@@ -223,6 +241,7 @@ impl<const D: usize> Residual<D> {
         Self {
             sum: rows(self.sum),
             last: self.last.map(rows),
+            ranks: self.ranks,
         }
     }
 

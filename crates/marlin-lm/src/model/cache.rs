@@ -2,6 +2,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_marlin::device::with_dedicated_memory;
 use marlin_nn::{self as decode, CacheFormat, CacheShape, LayerCache, PageTable, Pages};
 
+use super::split::RankCaches;
 use crate::config::ModelConfig;
 
 /// A KV cache: the keys and values of earlier positions, allocated once for `max_len` positions of
@@ -19,6 +20,8 @@ pub struct KvCache {
     /// The keys and values of one layer in the dtype of activations, through which prompts of all
     /// layers go, if the cache has another format.
     workspace: Option<KeyValues>,
+    /// The caches of the other ranks, of a split model.
+    pub(super) ranks: Option<RankCaches>,
 }
 
 /// The keys and values of one layer, of the dimensions [`CacheShape::dims`] each.
@@ -127,6 +130,7 @@ impl KvCache {
             table: shape.table_dims().map(|dims| decode::words(dims, device)),
             workspace: (shape.format != CacheFormat::Activations)
                 .then(|| KeyValues::new(&shape.in_activations(), dtype, device)),
+            ranks: None,
         }
     }
 

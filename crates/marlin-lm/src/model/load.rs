@@ -11,25 +11,27 @@ use crate::architectures::{
     ExpertsShape, FeedForwardShape, MixerShape, ProjectionShape, SwiGluShape,
 };
 use crate::config::ModelConfig;
+use crate::parallel::Shard;
 
 impl Model {
-    /// Builds a model for `max_len` positions from a source of weights.
+    /// Builds a rank's part of a model for `max_len` positions from a source of weights.
     pub(crate) fn assemble<S: WeightSource>(
-        config: &ModelConfig,
+        shard: &Shard,
         max_len: usize,
         device: &Device,
         source: &mut S,
     ) -> Result<Self, S::Error> {
+        let config = shard.config();
         let hidden = config.hidden_size;
         let embed_tokens = Embedding {
             weight: source.embedding("model.embed_tokens", [config.vocab_size, hidden])?,
         };
         let mut layers = Vec::new();
         for index in 0..config.num_hidden_layers {
-            layers.push(load_block(config, source, index)?);
+            layers.push(load_block(shard, source, index)?);
         }
         let norm = norm(config, source, "model.norm", hidden)?;
-        let lm_head = match config.head() {
+        let lm_head = match shard.head() {
             None => None,
             Some(head) => Some(source.projection(&head)?),
         };
@@ -41,17 +43,19 @@ impl Model {
             rope: Rope::new(config, max_len, device),
             config: config.clone(),
             stream: StreamId::current(),
+            parallel: None,
         })
     }
 }
 
-/// Builds block `index` of a model from a source of weights.
+/// Builds block `index` of a rank's part of a model from a source of weights.
 pub(crate) fn load_block<S: WeightSource>(
-    config: &ModelConfig,
+    shard: &Shard,
     source: &mut S,
     index: usize,
 ) -> Result<Block, S::Error> {
-    let (shape, block) = (config.block(index), format!("model.layers.{index}"));
+    let config = shard.config();
+    let (shape, block) = (shard.block(index), format!("model.layers.{index}"));
     let hidden = config.hidden_size;
     let mixer_norm = norm(
         config,
@@ -77,8 +81,8 @@ pub(crate) fn load_block<S: WeightSource>(
                 k_norm,
                 sinks: match attention.sinks {
                     Some(name) => {
-                        let heads = config.num_attention_heads;
-                        Some(source.vector(&format!("{block}.{name}"), heads)?)
+                        let (heads, of_rank) = shard.query_heads();
+                        Some(source.vector(&format!("{block}.{name}"), heads, of_rank)?)
                     }
                     None => None,
                 },
@@ -117,7 +121,7 @@ fn norm<S: WeightSource>(
     features: usize,
 ) -> Result<RmsNorm, S::Error> {
     Ok(RmsNorm {
-        weight: source.vector(&format!("{name}.weight"), features)?,
+        weight: source.vector(&format!("{name}.weight"), features, 0..features)?,
         epsilon: config.rms_norm_eps,
     })
 }

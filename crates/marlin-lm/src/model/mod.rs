@@ -14,6 +14,7 @@ mod projection;
 mod prompt;
 mod rope;
 mod source;
+mod split;
 mod step;
 mod swiglu;
 
@@ -44,6 +45,7 @@ pub use swiglu::SwiGlu;
 
 use crate::architectures::Architecture;
 use crate::config::ModelConfig;
+use crate::parallel::{Parallel, Shard};
 
 /// A Llama-style decoder, which maps token ids to logits.
 ///
@@ -53,6 +55,13 @@ use crate::config::ModelConfig;
 /// A model whose [`Projection`]s are all dense consists of Burn's own `Linear` layers. Such a model
 /// can be trained, saved with [`save_float`](crate::save_float), and quantised in one call with
 /// `burn_marlin::WeightQuantizer`.
+///
+/// # Several devices
+/// A model that is [opened](crate::LanguageModel::open_on) or [created](Self::random_on) on several
+/// devices is split over them. It has the part of the first device; the parts of the others belong
+/// to threads of their own, which do what this model does, and end with its last clone. Such a
+/// model cannot be trained, moved or saved, and a block of it alone has the outputs of its part.
+/// After a failure of a device its logits are NaN, and [`failure`](Self::failure) has the cause.
 #[derive(Module, Debug)]
 pub struct Model {
     /// The embedding, [vocab, hidden]; also the output head if `lm_head` is `None`.
@@ -68,6 +77,9 @@ pub struct Model {
     config: ModelConfig,
     #[module(skip)]
     stream: StreamId,
+    /// The other ranks, of a model that is split over several devices.
+    #[module(skip)]
+    parallel: Option<Parallel>,
 }
 
 impl Model {
@@ -112,18 +124,24 @@ impl Model {
         if let Err(error) = config.validate() {
             panic!("not the configuration of a model: {error}");
         }
-        Self::assemble(
-            config,
-            max_len,
+        Self::random_part(&Shard::whole(config), max_len, dtype, format, device)
+    }
+
+    /// Creates the part of a rank of a model with random weights; see [`random`](Self::random).
+    pub(crate) fn random_part(
+        shard: &Shard,
+        max_len: usize,
+        dtype: FloatDType,
+        format: Option<WeightFormat>,
+        device: &Device,
+    ) -> Result<Self, burn_marlin::Error> {
+        let mut weights = RandomWeights {
             device,
-            &mut RandomWeights {
-                device,
-                dtype: dtype.into(),
-                format,
-                experts_only: config.architecture == Architecture::GptOss
-                    && format.is_some_and(|format| format.spec.value == WeightValue::E2m1),
-            },
-        )
+            dtype: dtype.into(),
+            format,
+            experts_only: quantizes_experts_only(shard.config(), format),
+        };
+        Self::assemble(shard, max_len, device, &mut weights)
     }
 
     /// Rounds a float output head to the nearest values of a 4-bit or 8-bit format, on the host.
@@ -131,9 +149,17 @@ impl Model {
     /// A head that is tied to the embedding gets its own weight, and the embedding is unchanged. A
     /// head that is already quantised is unchanged.
     ///
+    /// Of a model on several devices, each device rounds its part, also of the model's clones.
+    ///
     /// # Errors
-    /// Returns an error if a value is not finite, or if the device fails.
+    /// Returns an error if a value is not finite, or if a device fails.
     pub fn quantize_head(&mut self, spec: &QuantSpec) -> Result<(), burn_marlin::Error> {
+        self.quantize_heads_of_ranks(spec)?;
+        self.quantize_own_head(spec)
+    }
+
+    /// Rounds the float output head of this rank; see [`quantize_head`](Self::quantize_head).
+    pub(crate) fn quantize_own_head(&mut self, spec: &QuantSpec) -> Result<(), burn_marlin::Error> {
         let (weight, bias) = match &self.lm_head {
             Some(Projection::Quant(_)) => return Ok(()),
             Some(Projection::Dense(Linear { weight, bias })) => {
@@ -150,8 +176,15 @@ impl Model {
 
     /// Converts every quantised weight to a float weight with the same values in the dtype of
     /// activations, for training and for [`save_float`](crate::save_float). The zeros of a 2:4
-    /// weight are kept; adapters are dropped.
+    /// weight are kept; adapters are dropped. Of a model on several devices, each device converts
+    /// its part, also of the model's clones.
     pub fn dequantize(&mut self) {
+        self.dequantize_ranks();
+        self.dequantize_own();
+    }
+
+    /// Converts the weights of this rank; see [`dequantize`](Self::dequantize).
+    fn dequantize_own(&mut self) {
         let dtype = self.dtype();
         for (index, block) in self.layers.iter_mut().enumerate() {
             for shape in self.config.block(index).projections() {
@@ -174,7 +207,9 @@ impl Model {
             .for_each(|head| head.dequantize(dtype));
     }
 
-    /// Returns the config that the model was built from.
+    /// Returns the config that the model was built from. Of a model on several devices, this is the
+    /// config of the first device's part: its numbers of heads and of features of the feed-forward
+    /// networks, and an output head that is not tied.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -196,8 +231,12 @@ impl Model {
     }
 
     /// Returns true if a pass reads nothing from the device, so that a graph can be recorded of it:
-    /// the device has kernels for the model's quantised experts, if it has any.
+    /// the device has kernels for the model's quantised experts, if it has any, and the model is
+    /// not split over devices, whose sums go through the host.
     pub(crate) fn is_recordable(&self) -> bool {
+        if self.is_split() {
+            return false;
+        }
         let (device, dtype) = (self.device(), self.dtype());
         self.layers
             .iter()
@@ -216,13 +255,7 @@ impl Model {
 
     /// Creates an empty cache for `slots` sequences of [`max_len`](Self::max_len) positions.
     pub fn new_cache(&self, slots: usize) -> KvCache {
-        KvCache::new(
-            &self.config,
-            slots,
-            self.max_len(),
-            self.dtype(),
-            &self.device(),
-        )
+        self.cache_of(slots, self.max_len())
     }
 
     /// Returns the logits [batch, seq, vocab] of tokens [batch, seq] that follow the positions in
@@ -230,9 +263,10 @@ impl Model {
     ///
     /// # Panics
     /// Panics if `seq` more positions do not fit the cache or [`max_len`](Self::max_len), or if the
-    /// cache has fewer than `batch` slots or is for a model of other sizes.
+    /// cache has fewer than `batch` slots or is for a model of other sizes. The cache of a model on
+    /// several devices must be one of [`new_cache`](Self::new_cache).
     pub fn forward(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
-        self.head(self.hidden_after(tokens, cache))
+        self.logits_after(tokens, cache, false)
     }
 
     /// Returns the logits [batch, vocab] of the last of tokens [batch, seq] that follow the
@@ -241,10 +275,9 @@ impl Model {
     /// # Panics
     /// See [`forward`](Self::forward).
     pub fn forward_last(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
-        let hidden = self.hidden_after(tokens, cache);
-        let [batch, seq, features] = hidden.dims();
-        let last = hidden.slice([0..batch, seq - 1..seq, 0..features]);
-        self.head(last).reshape([batch, self.config.vocab_size])
+        let batch = tokens.dims()[0];
+        self.logits_after(tokens, cache, true)
+            .reshape([batch, self.config.vocab_size])
     }
 
     /// Returns the logits [batch, seq, vocab] of whole sequences [batch, seq] without a cache, for
@@ -253,7 +286,7 @@ impl Model {
     /// # Panics
     /// Panics if `seq` is above [`max_len`](Self::max_len).
     pub fn forward_full(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.head(self.hidden(tokens, None))
+        self.logits_of_all(tokens)
     }
 
     /// Returns the embeddings [batch, seq, hidden] of tokens [batch, seq]: the hidden states before
@@ -294,24 +327,9 @@ impl Model {
         self.hidden(tokens, Some((cache, position)));
     }
 
-    /// Returns the hidden states [batch, seq, hidden] after the last norm, of tokens [batch, seq]
-    /// that follow the positions in the cache, and appends their keys and values to the cache.
-    fn hidden_after(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
-        let (seq, position) = (
-            tokens.dims()[1],
-            CachePosition {
-                slot: 0,
-                start: cache.len(),
-            },
-        );
-        let hidden = self.hidden(tokens, Some((cache, position)));
-        cache.advance(seq);
-        hidden
-    }
-
     /// Returns the hidden states [batch, seq, hidden] after the last norm, of tokens [batch, seq].
     /// If a cache is given, writes the keys and values to the cache.
-    fn hidden(
+    pub(crate) fn hidden(
         &self,
         tokens: Tensor<2, Int>,
         mut cache: Option<(&mut KvCache, CachePosition)>,
@@ -338,7 +356,7 @@ impl Model {
             FloatDType::from(embedded.dtype()),
             &device,
         );
-        let mut stream = Residual::new(embedded);
+        let mut stream = self.residual(embedded);
         for (index, layer) in self.layers.iter().enumerate() {
             let cache = cache
                 .as_mut()
@@ -352,9 +370,25 @@ impl Model {
 
     /// Returns the logits [.., vocab] of hidden states [.., hidden] after the last norm.
     pub fn head<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
-        match &self.lm_head {
+        self.logits_of_hidden(hidden)
+    }
+
+    /// Returns the logits [.., vocab] of hidden states [.., hidden] after the last norm, of which
+    /// each rank computes its part in this call.
+    pub(crate) fn logits<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
+        let logits = match &self.lm_head {
             Some(head) => head.forward(hidden),
             None => decode::linear(hidden, self.embed_tokens.weight.val().transpose(), None),
+        };
+        match self.communicator() {
+            Some(ranks) => ranks.gather(logits, self.config.vocab_size),
+            None => logits,
         }
     }
+}
+
+/// Returns true if a format is that of the experts alone.
+pub(crate) fn quantizes_experts_only(config: &ModelConfig, format: Option<WeightFormat>) -> bool {
+    config.architecture == Architecture::GptOss
+        && format.is_some_and(|format| format.spec.value == WeightValue::E2m1)
 }

@@ -1,5 +1,7 @@
 //! Sources of weights by name: files or random numbers.
 
+use std::ops::Range;
+
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -21,9 +23,14 @@ pub(crate) trait WeightSource {
     fn embedding(&mut self, name: &str, shape: [usize; 2])
     -> Result<Param<Tensor<2>>, Self::Error>;
 
-    /// Returns a vector `[length]` by the whole name of its tensor: the weight of a norm, or the
-    /// sinks of an attention.
-    fn vector(&mut self, tensor: &str, length: usize) -> Result<Param<Tensor<1>>, Self::Error>;
+    /// Returns the values `part` of a vector `[length]` by the whole name of its tensor: the weight
+    /// of a norm, or the sinks of an attention.
+    fn vector(
+        &mut self,
+        tensor: &str,
+        length: usize,
+        part: Range<usize>,
+    ) -> Result<Param<Tensor<1>>, Self::Error>;
 
     /// Returns a linear layer.
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error>;
@@ -67,8 +74,13 @@ impl WeightSource for RandomWeights<'_> {
         Ok(Param::from_tensor(self.normal(shape)))
     }
 
-    fn vector(&mut self, _: &str, length: usize) -> Result<Param<Tensor<1>>, Self::Error> {
-        let ones = Tensor::ones([length], (self.device, self.dtype));
+    fn vector(
+        &mut self,
+        _: &str,
+        _: usize,
+        part: Range<usize>,
+    ) -> Result<Param<Tensor<1>>, Self::Error> {
+        let ones = Tensor::ones([part.len()], (self.device, self.dtype));
         Ok(Param::from_tensor(ones))
     }
 
@@ -77,7 +89,7 @@ impl WeightSource for RandomWeights<'_> {
         let bias = layer
             .bias
             .then(|| Tensor::zeros([n], (self.device, self.dtype)));
-        let is_quantized = !layer.is_router && !self.experts_only && layer.name != "lm_head";
+        let is_quantized = !layer.is_float && !self.experts_only && layer.name != "lm_head";
         match self.format.filter(|_| is_quantized) {
             // Transposed, like the weights of checkpoints.
             None => Ok(Projection::Dense(Linear {

@@ -131,7 +131,7 @@ impl Model {
                 last_rows: None, ..
             } => return,
         };
-        let logits = self.head(stream.norm(&self.norm));
+        let logits = self.logits(stream.norm(&self.norm));
         decode::sample(logits.clone(), rows, token_table, window);
         if let Some(logprobs) = &mut batch.logprobs {
             decode::logprobs(logits, rows, logprobs);
@@ -139,8 +139,8 @@ impl Model {
     }
 
     /// Returns the logits [rows, vocab] of the tokens of prompts in `rows`, and writes their keys
-    /// and values to the cache.
-    pub(crate) fn row_logits(
+    /// and values to the cache, of which each rank computes its part in this call.
+    pub(super) fn row_logits_of_rank(
         &self,
         rows: &[SequenceState],
         slots: usize,
@@ -148,13 +148,13 @@ impl Model {
     ) -> Tensor<2> {
         let mut batch = PassBatch::prompts(rows.len(), 0, slots, &self.device());
         batch.set_prompts(rows, &[]);
-        self.head(self.rows(&batch, cache).norm(&self.norm))
+        self.logits(self.rows(&batch, cache).norm(&self.norm))
     }
 
     /// Returns the residual stream [rows, hidden] after all blocks, and writes the rows' keys and
     /// values to the cache.
     fn rows(&self, batch: &PassBatch, cache: &mut KvCache) -> Residual<2> {
-        let mut stream = Residual::new(decode::embed(self.embed_tokens.weight.val(), &batch.rows));
+        let mut stream = self.residual(decode::embed(self.embed_tokens.weight.val(), &batch.rows));
         for (index, layer) in self.layers.iter().enumerate() {
             stream = layer.forward(stream, |attention, qkv| {
                 attention.forward_rows(qkv, &self.rope, cache.layer(index), batch)

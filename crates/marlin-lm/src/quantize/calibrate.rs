@@ -24,6 +24,7 @@ use crate::ModelError;
 use crate::config::ModelConfig;
 use crate::folder::{FileWeights, LayerReader, choose_dtype};
 use crate::model::{Rope, load_block};
+use crate::parallel::Shard;
 
 /// The samples of a calibration-based quantiser, and the device and dtype in which the model runs
 /// on them.
@@ -137,7 +138,7 @@ impl CalibrationWalk<'_> {
         source: &mut FileWeights<'_>,
         on_layer: &mut dyn FnMut(&LayerLoss) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
-        let block = load_block(self.config, source, index)?;
+        let block = load_block(&Shard::whole(self.config), source, index)?;
         let (name, shape) = (format!("model.layers.{index}"), self.config.block(index));
         if let Some((done, losses)) = partial.block(index)? {
             losses.iter().try_for_each(on_layer)?;

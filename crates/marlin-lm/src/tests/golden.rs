@@ -34,38 +34,34 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
 }
 
-#[test]
-fn logits_are_those_of_transformers() {
-    let index: Value =
-        serde_json::from_slice(&std::fs::read(golden().join("index.json")).unwrap()).unwrap();
-    let mut architectures = Vec::new();
-    for entry in index.as_array().unwrap() {
-        let name = entry["name"].as_str().unwrap();
+/// A folder of `tests/golden` with the logits that transformers computes from it.
+pub(super) struct GoldenLogits {
+    pub(super) name: String,
+    pub(super) dir: PathBuf,
+    pub(super) config: ModelConfig,
+    tokens: Vec<u32>,
+    logits: Vec<f64>,
+    tolerance: f64,
+}
+
+impl GoldenLogits {
+    /// Returns every folder with logits of a model of this crate.
+    pub(super) fn all() -> Vec<Self> {
+        let index: Value =
+            serde_json::from_slice(&std::fs::read(golden().join("index.json")).unwrap()).unwrap();
         // The folders in Marlin's and the 2:4 formats have single layers, whose sizes no tiny model
         // has. The BERT model is for the tests of `burn_marlin`.
-        if entry["logits"] != true || entry["architecture"] == "BertForSequenceClassification" {
-            continue;
-        }
-        let dir = golden().join(name);
-        // The texts are shorter than LongRoPE's original context: `transformers` uses the short
-        // factors.
-        let max_len = match ModelConfig::read(&dir.join("config.json"))
-            .unwrap()
-            .rope_scaling
-        {
-            Some(RopeScaling::LongRope(scaling)) => Some(scaling.original_max_position_embeddings),
-            _ => None,
+        let is_model = |entry: &&Value| {
+            entry["logits"] == true && entry["architecture"] != "BertForSequenceClassification"
         };
-        let model = LanguageModel::open(
-            &dir,
-            &Device::flex(),
-            &OpenOptions {
-                max_len,
-                ..options()
-            },
-        )
-        .unwrap()
-        .model;
+        let entries = index.as_array().unwrap().iter().filter(is_model);
+        entries.map(Self::read).collect()
+    }
+
+    fn read(entry: &Value) -> Self {
+        let name = entry["name"].as_str().unwrap();
+        let dir = golden().join(name);
+        let config = ModelConfig::read(&dir.join("config.json")).unwrap();
         let bytes = std::fs::read(golden().join(entry["expected"].as_str().unwrap())).unwrap();
         let expected = SafeTensors::deserialize(&bytes).unwrap();
         let ids = expected.tensor("input_ids").unwrap();
@@ -77,26 +73,60 @@ fn logits_are_those_of_transformers() {
             .map(|&bytes| i64::from_le_bytes(bytes) as u32)
             .collect();
         let logits = expected.tensor("logits").unwrap();
-        assert_eq!(logits.shape(), [1, tokens.len(), model.config().vocab_size]);
-        let logits: Vec<f64> = logits
+        assert_eq!(logits.shape(), [1, tokens.len(), config.vocab_size]);
+        let logits = logits
             .data()
             .as_chunks::<4>()
             .0
             .iter()
             .map(|&bytes| f32::from_le_bytes(bytes).into())
             .collect();
-        for (how, found) in [
-            ("all at once", full(&model, &tokens, 1)),
-            ("through the cache", through_cache(&model, &tokens)),
-        ] {
-            let error = relative_error(&found, &logits);
-            println!("{name}, {how}: relative error {error:.1e}");
-            assert!(
-                error < tolerance(entry["dequantized_in"].as_str()),
-                "{name}, {how}: {error}"
-            );
+        Self {
+            name: name.into(),
+            dir,
+            config,
+            tokens,
+            logits,
+            tolerance: tolerance(entry["dequantized_in"].as_str()),
         }
-        architectures.push(model.config().architecture);
+    }
+
+    /// Returns the options to open the folder with.
+    pub(super) fn options(&self) -> OpenOptions {
+        // The texts are shorter than LongRoPE's original context: `transformers` uses the short
+        // factors.
+        let max_len = match &self.config.rope_scaling {
+            Some(RopeScaling::LongRope(scaling)) => Some(scaling.original_max_position_embeddings),
+            _ => None,
+        };
+        OpenOptions {
+            max_len,
+            ..options()
+        }
+    }
+
+    /// Checks the logits of a model that was opened from the folder, all at once and through the
+    /// cache.
+    pub(super) fn check(&self, model: &Model) {
+        let (name, tokens) = (&self.name, &self.tokens);
+        for (how, found) in [
+            ("all at once", full(model, tokens, 1)),
+            ("through the cache", through_cache(model, tokens)),
+        ] {
+            let error = relative_error(&found, &self.logits);
+            println!("{name}, {how}: relative error {error:.1e}");
+            assert!(error < self.tolerance, "{name}, {how}: {error}");
+        }
+    }
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    let mut architectures = Vec::new();
+    for golden in GoldenLogits::all() {
+        let opened = LanguageModel::open(&golden.dir, &Device::flex(), &golden.options());
+        golden.check(&opened.unwrap().model);
+        architectures.push(golden.config.architecture);
     }
     assert!(
         Architecture::ALL

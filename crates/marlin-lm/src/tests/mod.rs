@@ -16,6 +16,7 @@ mod joined;
 mod mixtures;
 mod model;
 mod overrides;
+mod parallel;
 mod perplexity;
 mod quantize;
 mod reference;

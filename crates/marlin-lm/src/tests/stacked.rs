@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Returns the weights with the matrices of experts in stacks, as an architecture has them.
-fn stacked(config: &ModelConfig, weights: &Weights) -> Weights {
+pub(super) fn stacked(config: &ModelConfig, weights: &Weights) -> Weights {
     let mut stacked = weights.clone();
     for layer in 0..config.num_hidden_layers {
         let block = config.block(layer);

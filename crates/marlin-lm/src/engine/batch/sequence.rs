@@ -3,7 +3,7 @@
 use marlin_nn::{SequenceState, SequenceStatus};
 
 use super::super::RequestParams;
-use super::super::executor::ModelExecutor;
+use super::super::executor::ModelExecutors;
 use super::super::scheduler::Executor;
 use crate::suppression::Suppressed;
 
@@ -76,7 +76,7 @@ impl Sequence {
     /// device has to be written anew, since it chooses among all tokens.
     pub(super) fn suppress(
         &mut self,
-        executor: &mut ModelExecutor,
+        executor: &mut ModelExecutors,
         slot: usize,
         allowed: Option<Vec<u32>>,
     ) -> bool {

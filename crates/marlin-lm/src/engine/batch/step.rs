@@ -2,7 +2,7 @@
 
 use marlin_nn::TokenLogprobs;
 
-use super::super::executor::{ModelExecutor, ModelStep};
+use super::super::executor::{ModelExecutors, RanksStep};
 use super::super::scheduler::{Executor, PromptChunk};
 use crate::sampling::SamplingError;
 
@@ -76,14 +76,14 @@ pub(super) struct Started {
 /// A pass of a step, with its rows that choose a token, in the order of the device; `None` is an
 /// idle row.
 pub(super) struct StartedPass {
-    pub step: ModelStep,
+    pub step: RanksStep,
     pub rows: Vec<Option<ChoosingRow>>,
 }
 
 impl StartedPass {
     /// Starts a pass of chunks of prompts. Returns the pass if it chooses tokens.
     pub(super) fn prefill(
-        executor: &mut ModelExecutor,
+        executor: &mut ModelExecutors,
         chunks: &mut Vec<PromptChunk>,
         rows: &mut Vec<Option<ChoosingRow>>,
     ) -> Option<Self> {

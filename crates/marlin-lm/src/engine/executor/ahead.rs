@@ -3,16 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::PoisonError;
 
 use marlin_nn::ahead::{CompiledAhead, PassShape};
 use marlin_nn::kernels::attention::AttentionPass;
 use marlin_nn::{self as decode, CacheShape, Pages};
 
-use super::super::scheduler::Executor;
 use super::graph::{Pass, lock};
 use super::prompts::PromptRows;
-use super::{ModelExecutor, RECORDING};
+use super::{ModelExecutor, hold_recordings};
 
 /// The free memory of the device, in bytes, below which passes are recorded only when they are
 /// needed. A pass keeps memory for its activations.
@@ -20,7 +18,7 @@ const FREE_TO_RECORD: usize = 1 << 30;
 
 impl ModelExecutor {
     /// Implements [`Engine::compile_ahead`](super::super::Engine::compile_ahead).
-    pub(in super::super) fn compile_ahead(&self, prompt_tokens: usize) -> CompiledAhead {
+    pub(super) fn compile_ahead(&self, prompt_tokens: usize) -> CompiledAhead {
         let mut passes = vec![self.pass_shape(AttentionPass::Step, 1, 1)];
         if self.prompts != PromptRows::Last {
             let [rows, last_rows] = self.rounded(prompt_tokens.clamp(1, self.chunk(false)), 1);
@@ -30,12 +28,12 @@ impl ModelExecutor {
     }
 
     /// Implements [`BatchEngine::compile_all`](super::super::BatchEngine::compile_all).
-    pub(in super::super) fn compile_all(&self) -> CompiledAhead {
+    pub(super) fn compile_all(&self) -> CompiledAhead {
         self.compile(&self.all_passes())
     }
 
     /// Implements [`BatchEngine::kernel_set`](super::super::BatchEngine::kernel_set).
-    pub(in super::super) fn kernel_set(&self) -> Option<u64> {
+    pub(super) fn kernel_set(&self) -> Option<u64> {
         if !decode::ahead::is_supported(&self.model.device()) {
             return None;
         }
@@ -46,7 +44,7 @@ impl ModelExecutor {
 
     fn compile(&self, passes: &[PassShape]) -> CompiledAhead {
         // A recording on another thread would fail if this call allocates.
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        let _not_recording = hold_recordings();
         decode::ahead::compile(&self.model.device(), passes)
     }
 
@@ -81,7 +79,7 @@ impl ModelExecutor {
     }
 
     /// Implements [`BatchEngine::record_next`](super::super::BatchEngine::record_next).
-    pub(in super::super) fn record_next(&mut self) -> bool {
+    pub(super) fn record_next(&mut self) -> bool {
         if !self.runs_ahead() {
             return false;
         }

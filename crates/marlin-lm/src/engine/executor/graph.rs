@@ -105,7 +105,7 @@ impl PassGraph {
 }
 
 /// A pass that was given to the device, which chooses the next tokens of its rows.
-pub(in super::super) struct ModelStep {
+pub(super) struct ModelStep {
     pub(super) pass: Pass,
     pub(super) rows: RowsRead,
     pub(super) logprobs: Option<LogprobsRead>,
