@@ -67,7 +67,7 @@ pub(crate) fn written(grammar: &Grammar, tokenizer: &Tokenizer, rng: &mut StdRng
 }
 
 /// Random answers are generated under the grammar, with the markers as special tokens and without.
-/// Takes 2 s.
+/// Takes 4 s.
 #[test]
 fn answers_under_a_grammar_are_calls() {
     let mut rng = marlin_testing::rng();
