@@ -1,5 +1,6 @@
 //! The groups of the layers whose rows of K are split over ranks.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use marlin_format::GroupSize;
@@ -111,7 +112,7 @@ impl RowGroups {
             bound => bound,
         };
         ranges(total, count, unit).ok_or_else(|| ParallelError::Groups {
-            layer: of_kind.max_by_key(|split| split.rows).map_or_else(
+            layer: of_kind.min_by_key(|split| Reverse(split.rows)).map_or_else(
                 || "the feed-forward networks".into(),
                 |split| split.layer.clone(),
             ),

@@ -23,8 +23,61 @@ fn open_split(dir: &Path, count: usize) -> Result<LanguageModel, ModelError> {
 }
 
 /// The folders of `tests/golden` that cannot be split over two ranks although their heads can, and
-/// the reasons.
-const NOT_SPLIT: [(&str, &str); 0] = [];
+/// words of the reasons: their networks have one group of rows, or the two heads share one.
+const NOT_SPLIT: [(&str, &str); 16] = [
+    (
+        "awq-gemm-g64",
+        "`model.layers.0.mlp.down_proj` has 1 groups of 64",
+    ),
+    (
+        "ct-whole-int4-g32-kv-cache",
+        "row 16 of `model.layers.0.self_attn.o_proj`",
+    ),
+    (
+        "ct-whole-qwen3-moe",
+        "experts.0.down_proj` has 1 groups of 32",
+    ),
+    (
+        "gptq-v1-int4-g64-asym",
+        "`model.layers.0.mlp.down_proj` has 1 groups of 64",
+    ),
+    (
+        "gptq-v1-phi3",
+        "`model.layers.0.mlp.down_proj` has 1 groups of 32",
+    ),
+    (
+        "gptq-v1-qwen2-bias",
+        "`model.layers.0.mlp.down_proj` has 1 groups of 32",
+    ),
+    (
+        "gptq-whole-qwen3-moe",
+        "experts.0.down_proj` has 1 groups of 32",
+    ),
+    (
+        "moe-auto-round-gptq-sym",
+        "experts.0.down_proj` has 1 groups of 32",
+    ),
+    ("moe-awq-g32", "experts.0.w2` has 1 groups of 32"),
+    ("moe-ct-fp8-block", "down_proj` has 1 groups of 128"),
+    (
+        "moe-ct-int4-g32-asym",
+        "experts.0.down_proj` has 1 groups of 32",
+    ),
+    (
+        "moe-ct-int4-g32-sym",
+        "experts.0.down_proj` has 1 groups of 32",
+    ),
+    ("moe-ct-mxfp4", "experts.0.down_proj` has 1 groups of 32"),
+    ("moe-gptq-dynamic", "experts.0.w2` has 1 groups of 32"),
+    (
+        "moe-gptq-int4-g32-asym-act-order",
+        "experts.0.down_proj` has 1 groups of 32",
+    ),
+    (
+        "moe-gptq-int4-g32-sym",
+        "experts.0.down_proj` has 1 groups of 32",
+    ),
+];
 
 /// Opens every golden folder on two ranks, and on more where its heads allow it: tiny models, a
 /// few seconds together.
@@ -56,11 +109,11 @@ fn split_models_have_the_logits_of_transformers() {
         }
     }
     println!("{split} models were split");
-    let refused: Vec<(&str, &str)> = refused
-        .iter()
-        .map(|(name, reason)| (name.as_str(), reason.as_str()))
-        .collect();
-    assert_eq!(refused, NOT_SPLIT);
+    let names: Vec<&str> = refused.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, NOT_SPLIT.map(|(name, _)| name), "{refused:?}");
+    for ((name, reason), (_, words)) in refused.iter().zip(NOT_SPLIT) {
+        assert!(reason.contains(words), "{name}: {reason}");
+    }
     assert!(split > 40, "{split}");
 }
 
