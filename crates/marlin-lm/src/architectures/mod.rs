@@ -45,8 +45,6 @@ pub enum Architecture {
     Qwen3,
     /// Phi-3, Phi-3.5 and Phi-4: q, k, v and gate, up are one tensor each.
     Phi3,
-    /// ByteDance's Seed-OSS: q, k and v have biases.
-    SeedOss,
     /// Mixtral 8x7B and 8x22B: Mistral with experts in every layer.
     Mixtral,
     /// The mixtures of Qwen 1.5 and 2: an expert beside the others that all tokens have.
@@ -56,6 +54,8 @@ pub enum Architecture {
     /// OpenAI's gpt-oss: attention with sinks, a window in every other layer, and experts with a
     /// clamped SwiGLU.
     GptOss,
+    /// ByteDance's Seed-OSS: q, k and v have biases.
+    SeedOss,
 }
 
 /// The declaration of one architecture.
@@ -162,11 +162,11 @@ impl Architecture {
         Self::Qwen2,
         Self::Qwen3,
         Self::Phi3,
-        Self::SeedOss,
         Self::Mixtral,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
         Self::GptOss,
+        Self::SeedOss,
     ];
 
     /// Returns the name in the field `architectures` of a `config.json`.
@@ -181,11 +181,11 @@ impl Architecture {
             Self::Qwen2 => &qwen2::DECLARATION,
             Self::Qwen3 => &qwen3::DECLARATION,
             Self::Phi3 => &phi3::DECLARATION,
-            Self::SeedOss => &seed_oss::DECLARATION,
             Self::Mixtral => &mixtral::DECLARATION,
             Self::Qwen2Moe => &qwen2_moe::DECLARATION,
             Self::Qwen3Moe => &qwen3_moe::DECLARATION,
             Self::GptOss => &gpt_oss::DECLARATION,
+            Self::SeedOss => &seed_oss::DECLARATION,
         }
     }
 

@@ -87,7 +87,12 @@ pub(crate) fn random_weights(config: &ModelConfig, rng: &mut StdRng) -> Weights 
         config.num_key_value_heads * config.head_dim,
     );
     let output_bias = config.attention_bias
-        && ![Architecture::Qwen2, Architecture::Qwen2Moe].contains(&config.architecture);
+        && ![
+            Architecture::Qwen2,
+            Architecture::Qwen2Moe,
+            Architecture::SeedOss,
+        ]
+        .contains(&config.architecture);
     let mut projections = vec![("self_attn.o_proj", hidden, query, output_bias)];
     let mut mlp = vec![("mlp.down_proj", hidden, intermediate, config.mlp_bias)];
     if config.architecture == Architecture::Phi3 {

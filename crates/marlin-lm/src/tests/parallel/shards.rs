@@ -130,7 +130,9 @@ fn one_rank_has_the_whole_model() {
 fn experts_are_split_by_their_inner_width() {
     let config = config_of(
         Architecture::Qwen2Moe,
-        json!({ "moe_intermediate_size": 96, "shared_expert_intermediate_size": 160 }),
+        json!({
+            "head_dim": 32, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 160,
+        }),
     );
     let shards = shards(&config, 2, Some(GroupSize::G32)).unwrap();
     let found: Vec<_> = shards
