@@ -294,9 +294,10 @@ impl<'a> LayerReader<'a> {
                         parts.all(|(sender, part)| sender.send(Ok(part)).is_ok())
                     }
                     Err(error) => {
-                        let first = senders.first();
-                        // Rank 0 may have ended.
-                        drop(first.map(|sender| sender.send(Err(error))));
+                        if let Some(sender) = senders.first() {
+                            // Rank 0 may have ended.
+                            let _ = sender.send(Err(error));
+                        }
                         false
                     }
                 };
