@@ -7,7 +7,7 @@ mod shared_ids;
 
 use crate::convert::convert;
 use crate::models::{Shared, Tried};
-use crate::setup::{Named, trial};
+use crate::setup::{Named, slow_on_cpu_runtime, trial};
 use burn::module::{Module, Param};
 use burn::nn::transformer::TransformerEncoder;
 use burn::nn::{Linear, LinearConfig};
@@ -19,8 +19,14 @@ use libtest_mimic::Trial;
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(
         device,
-        "models::round_trips",
-        round_trips::round_trips,
+        "models::round_trips_of_linear_layers",
+        round_trips::of_linear_layers,
+    ));
+    // CubeCL's CPU runtime compiles Burn's attention and gates for a minute and a half.
+    tests.push(slow_on_cpu_runtime(
+        device,
+        "models::round_trips_of_burns_modules",
+        round_trips::of_burns_modules,
     ));
     tests.push(trial(
         device,

@@ -245,23 +245,28 @@ fn records_graphs(device: &Device) -> bool {
     marlin_nn::has_kernels(device) && !is_cpu_runtime(device)
 }
 
+/// Returns the number of tokens after the first prompt. CubeCL's CPU runtime takes a second for a
+/// step of the shipped model.
+fn new_tokens(device: &Device) -> usize {
+    if is_cpu_runtime(device) { 16 } else { 40 }
+}
+
 fn as_on_the_host(device: &Device) {
     let (_guard, folder) = quantised();
-    let found = decode(
-        &open(&folder, device, FloatDType::F32),
-        Sampling::GREEDY,
-        40,
-    );
-    let expected = decode(
-        &open(&folder, &Device::flex(), FloatDType::F32),
-        Sampling::GREEDY,
-        40,
-    );
+    let new_tokens = new_tokens(device);
+    let tokens_on = |device: &Device| {
+        decode(
+            &open(&folder, device, FloatDType::F32),
+            Sampling::GREEDY,
+            new_tokens,
+        )
+    };
+    let found = tokens_on(device);
     assert_eq!(
         found.iter().map(Vec::len).collect::<Vec<_>>(),
-        [40, 37, 34, 31, 28]
+        [0, 3, 6, 9, 12].map(|fewer| new_tokens - fewer)
     );
-    assert_eq!(found, expected);
+    assert_eq!(found, tokens_on(&Device::flex()));
 }
 
 fn same_seed(device: &Device) {
@@ -282,19 +287,14 @@ fn same_seed(device: &Device) {
         repetition_penalty: 1.1,
         ..Sampling::GREEDY
     };
-    let first = decode(&llama, sampling, 40);
-    assert_eq!(decode(&llama, sampling, 40), first);
-    assert_ne!(
-        decode(
-            &llama,
-            Sampling {
-                temperature: 1.5,
-                ..sampling
-            },
-            40
-        ),
-        first
-    );
+    let tokens_with = |sampling| decode(&llama, sampling, new_tokens(device));
+    let first = tokens_with(sampling);
+    assert_eq!(tokens_with(sampling), first);
+    let hot = Sampling {
+        temperature: 1.5,
+        ..sampling
+    };
+    assert_ne!(tokens_with(hot), first);
 }
 
 /// The name of the test that runs in a process of its own.

@@ -1,6 +1,6 @@
 //! GPTQ on the device, compared with GPTQ on the host.
 
-use crate::setup::{Named, trial};
+use crate::setup::{Named, slow_on_cpu_runtime, trial};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
@@ -20,7 +20,8 @@ use rand::{RngExt, SeedableRng};
 const LOSS_TOLERANCE: f64 = 0.02;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
-    tests.push(trial(
+    // CubeCL's CPU runtime compiles Burn's attention for half a minute.
+    tests.push(slow_on_cpu_runtime(
         device,
         "gptq::a_transformer_is_calibrated",
         move |device| transformer(device, seed),

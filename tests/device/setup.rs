@@ -133,6 +133,16 @@ pub fn trial(device: &Named, name: &str, body: impl FnOnce(&Device) + Send + 'st
     })
 }
 
+/// Returns a [`trial`] that CubeCL's CPU runtime runs only with `--ignored` or `--include-ignored`:
+/// in `cargo xtask slow`.
+pub fn slow_on_cpu_runtime(
+    device: &Named,
+    name: &str,
+    body: impl FnOnce(&Device) + Send + 'static,
+) -> Trial {
+    trial(device, name, body).with_ignored_flag(device.name == "cpu")
+}
+
 /// Returns true if a device is a GPU, which supports operations across a warp. Work that takes a
 /// GPU a moment takes a processor minutes, also through a software implementation of Vulkan.
 pub fn is_card(device: &Device) -> bool {

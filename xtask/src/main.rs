@@ -44,8 +44,8 @@ enum Command {
     /// simulated ones, 100,000 mutated bodies and texts, the page in Chromium, Python's clients,
     /// and two servers behind SGLang's router.
     TestServe,
-    /// Run the slow checks: clippy without a CubeCL runtime, a program of a user, and the machine
-    /// code of every configuration.
+    /// Run the slow checks: clippy without a CubeCL runtime, device tests that take CubeCL's CPU
+    /// runtime minutes, a program of a user, and the machine code of every configuration.
     Slow,
     /// Build a program of a user without optimisation, check that none of the arithmetic is
     /// compiled in it, and time a converted layer.

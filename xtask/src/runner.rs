@@ -44,7 +44,8 @@ struct Job {
 /// # Errors
 /// Returns an error if a test fails; the output of its binary has then been printed.
 pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
-    let messages = build_messages(&["test", "--workspace", "--all-targets", "--no-run"], &[])?;
+    // Not `--all-targets`, which builds test binaries of targets with `test = false`, too.
+    let messages = build_messages(&["test", "--workspace", "--no-run"], &[])?;
     let binaries: Vec<Binary> = messages.lines().filter_map(binary).collect();
     let jobs = binaries
         .iter()

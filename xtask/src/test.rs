@@ -3,17 +3,22 @@
 use crate::nvidia::Proof;
 use crate::process::{Error, cargo, output, run, step};
 use crate::{book, gpu, llvm, nvidia, runner, serve, user};
+use std::panic::resume_unwind;
+use std::process::Command;
+use std::thread;
 
 /// Runs every check except those of [`run_slow`] and [`serve::run_slow`]; stops at the first
 /// failure.
 pub fn run_all() -> Result<(), Error> {
-    let compiler = step("set-up", || {
-        llvm::set_up()?;
-        nvidia::set_up()
-    })?;
-    format_and_clippy()?;
-    step("docs", || {
-        run(cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
+    step("set-up", llvm::set_up)?;
+    let compiler = thread::scope(|scope| {
+        // A download, which the tests are the first to need.
+        let compiler = scope.spawn(nvidia::set_up);
+        format_and_clippy()?;
+        step("docs", || {
+            run(cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
+        })?;
+        compiler.join().unwrap_or_else(|panic| resume_unwind(panic))
     })?;
     // Without the compiler's folder, the tests of the machine code are skipped with a message.
     step("tests", || {
@@ -50,6 +55,10 @@ pub fn run_slow() -> Result<(), Error> {
     step("without a CubeCL runtime", || {
         run(&mut cargo(without_runtime))
     })?;
+    step("slow tests on CubeCL's CPU runtime", || {
+        let mut slow = device_tests("cpu");
+        run(slow.arg("--ignored"))
+    })?;
     step("a user's program", || user::check(user::OPT_LEVEL))?;
     nvidia::prove(Proof::All)
 }
@@ -69,18 +78,21 @@ pub fn run_quick() -> Result<(), Error> {
             "--quiet",
         ]))
     })?;
-    step("tests on Flex", || {
-        run(&mut cargo([
-            "test",
-            "--workspace",
-            "--test",
-            "device",
-            "--quiet",
-            "--",
-            "--device",
-            "flex",
-        ]))
-    })
+    step("tests on Flex", || run(&mut device_tests("flex")))
+}
+
+/// Returns the command of the device tests on one device; what is added are options of the tests.
+fn device_tests(device: &str) -> Command {
+    cargo([
+        "test",
+        "--workspace",
+        "--test",
+        "device",
+        "--quiet",
+        "--",
+        "--device",
+        device,
+    ])
 }
 
 fn format_and_clippy() -> Result<(), Error> {

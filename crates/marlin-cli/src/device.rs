@@ -60,40 +60,41 @@ impl DeviceName {
 /// CubeCL's CPU runtime is never the default: Flex is faster on the same machine. Kernels that are
 /// compiled after this call are kept on disk.
 pub fn open(name: Option<DeviceName>) -> Result<Device, CliError> {
-    #[cfg(feature = "cubecl-runtime")]
-    if name != Some(DeviceName::Flex) {
-        crate::kernel_cache::enable();
-    }
-    match name {
-        Some(name) => name.find().ok_or_else(|| CliError::no_device(name)),
-        None => DeviceName::DEFAULTS
-            .into_iter()
-            .find_map(DeviceName::find)
-            .ok_or_else(|| CliError::Device {
-                name: "flex",
-                reason: "this build has no device".into(),
-            }),
-    }
+    let (_, device) = find(name)?;
+    Ok(device)
 }
 
 /// Opens `count` devices of the named kind, or of the best one present. Devices whose memory is
 /// that of the host are repeated.
 pub fn open_all(name: Option<DeviceName>, count: usize) -> Result<Vec<Device>, CliError> {
-    let first = open(name)?;
+    let (name, first) = find(name)?;
     if count <= 1 || burn_marlin::device::is_host(&first) {
         return Ok(vec![first; count.max(1)]);
     }
-    let names = name
-        .as_ref()
-        .map_or(&DeviceName::DEFAULTS[..], std::slice::from_ref);
-    let kind = names
-        .iter()
-        .find(|name| name.find().as_ref() == Some(&first));
-    let mut devices = kind.map_or_else(Vec::new, |name| name.all());
+    let mut devices = name.all();
     let found = devices.len();
     if found < count {
         return Err(CliError::FewDevices { count, found });
     }
     devices.truncate(count);
     Ok(devices)
+}
+
+/// Returns the named device, or the best one present, with its name.
+fn find(name: Option<DeviceName>) -> Result<(DeviceName, Device), CliError> {
+    #[cfg(feature = "cubecl-runtime")]
+    if name != Some(DeviceName::Flex) {
+        crate::kernel_cache::enable();
+    }
+    let found = |name: DeviceName| Some((name, name.find()?));
+    match name {
+        Some(name) => found(name).ok_or_else(|| CliError::no_device(name)),
+        None => DeviceName::DEFAULTS
+            .into_iter()
+            .find_map(found)
+            .ok_or_else(|| CliError::Device {
+                name: "flex",
+                reason: "this build has no device".into(),
+            }),
+    }
 }

@@ -15,15 +15,18 @@ use burn::store::{
 };
 use burn::tensor::{Bytes, Device, Distribution, Tensor};
 
-pub(super) fn round_trips(device: &Device) {
+pub(super) fn of_linear_layers(device: &Device) {
     of_model::<Mlp>(device);
+    of_model::<Shared>(device);
+    of_model::<Tied>(device);
+    of_model::<Containers>(device);
+}
+
+pub(super) fn of_burns_modules(device: &Device) {
     of_model::<TransformerEncoder>(device);
     of_model::<TransformerDecoder>(device);
     of_model::<Lstm>(device);
     of_model::<Gru>(device);
-    of_model::<Shared>(device);
-    of_model::<Tied>(device);
-    of_model::<Containers>(device);
 }
 
 /// Checks that a converted model gives the same output after clones, moves, records, files and a

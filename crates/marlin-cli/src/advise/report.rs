@@ -12,6 +12,9 @@ use serde::Serialize;
 /// activations of a prompt's pass. A choice, not a measurement.
 pub const RESERVE_BYTES: usize = 1_000_000_000;
 
+/// The most cards that a model is split over: those of one host.
+const MOST_CARDS: usize = 8;
+
 /// What is asked of a model on a card.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
@@ -74,7 +77,11 @@ pub struct FormatRow {
 pub struct DecodeRow {
     pub sequences: usize,
     pub cache_bytes: usize,
+    /// True if weights and caches fit one card.
     pub fits: bool,
+    /// The fewest of these cards that weights and caches fit if the model is split over them; `None`
+    /// if those of one host are too few.
+    pub cards: Option<usize>,
     pub step: Figure,
     pub floor_tokens_per_second: f64,
     pub tokens_per_second: f64,
@@ -115,6 +122,24 @@ impl Question<'_> {
         KvCache::size_bytes(self.config, sequences, self.positions, records::DTYPE)
     }
 
+    /// Returns the fewest cards that a number of sequences fits with the weights in a format.
+    fn cards(&self, format: Format, sequences: usize) -> Option<usize> {
+        let (sizes, heads) = (
+            format.sizes(self.config),
+            self.config.num_key_value_heads.max(1),
+        );
+        let mut counts = (1..=MOST_CARDS).filter(|&count| self.config.splits_over(count));
+        counts.find(|&count| {
+            // Where there are fewer heads than cards, several cards have the same head.
+            let cache = self.cache(sequences) / heads * (heads / count).max(1);
+            sizes
+                .rank_bytes(count)
+                .saturating_add(cache)
+                .saturating_add(RESERVE_BYTES)
+                <= self.memory
+        })
+    }
+
     fn format(&self, format: Format) -> FormatRow {
         let weight_bytes = format.sizes(self.config).bytes();
         let room = self
@@ -128,6 +153,7 @@ impl Question<'_> {
                 sequences,
                 cache_bytes: self.cache(sequences),
                 fits: self.cache(sequences) <= room,
+                cards: self.cards(format, sequences),
                 floor_tokens_per_second: rate(step.floor_milliseconds),
                 tokens_per_second: rate(step.milliseconds),
                 step,
@@ -168,9 +194,20 @@ impl Question<'_> {
             Some((sequences, fastest, fitting(sequences).next()?))
         });
         let Some((sequences, (fast, fast_decode), (best, best_decode))) = found else {
+            let split = formats.iter().filter_map(|row| {
+                let cards = row.decode.iter().filter_map(|decode| decode.cards).min()?;
+                Some((cards, row.format.name()))
+            });
+            // Of the formats that fit as few cards, the most accurate.
+            let several = match split.min_by_key(|&(cards, _)| cards) {
+                Some((cards, name)) => {
+                    format!("; {name} fits {cards} of these cards, with --tensor-parallel {cards}")
+                }
+                None => String::new(),
+            };
             return format!(
                 "No format fits {title} with the cache that is asked for: take a card with more \
-                 memory, or less of --max-len and --batch."
+                 memory, or less of --max-len and --batch{several}."
             );
         };
         let dense = fitting(sequences).filter(|(row, _)| !row.format.is_two_four());

@@ -173,7 +173,11 @@ fn decode_cells(row: &FormatRow) -> impl Iterator<Item = Vec<String>> {
             name(row.format),
             decode.sequences.to_string(),
             output::size(decode.cache_bytes),
-            if decode.fits { "yes" } else { "no" }.into(),
+            match decode.cards {
+                Some(1) => "yes".into(),
+                Some(cards) => format!("on {cards} cards"),
+                None => "no".into(),
+            },
             milliseconds(decode.step.floor_milliseconds),
             milliseconds(decode.step.milliseconds),
             format!("{:.0}", decode.floor_tokens_per_second),

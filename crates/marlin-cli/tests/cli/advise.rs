@@ -112,6 +112,9 @@ fn llama_2_7b_on_an_h200_is_measured() {
     // 137 GB of caches do not fit beside the weights.
     assert_eq!(decode[1]["fits"], true);
     assert_eq!(decode[2]["fits"], false);
+    // On two cards, each with half of the weights and of the caches.
+    let cards: Vec<_> = decode.iter().map(|row| &row["cards"]).collect();
+    assert_eq!(cards, [1, 1, 2]);
     assert_eq!(int4["most_sequences"], 63);
     assert_eq!(
         format(&advice, "int8 g128")["decode"][1]["step"]["basis"],
@@ -211,9 +214,18 @@ fn nothing_fits_a_card_that_is_too_small() {
             assert_eq!(decode["fits"], false, "{row}");
         }
     }
+    // A quarter of 34 GB of weights and of 21 GB of cache fit 24 GB, a half does not; eight caches
+    // do not fit eight cards.
+    let decode = format(&advice, "int4 g128")["decode"].as_array().unwrap();
+    let cards: Vec<_> = decode.iter().map(|row| &row["cards"]).collect();
+    assert_eq!(cards, [&json!(4), &json!(null), &json!(null)]);
     let sentence = advice["advice"].as_str().unwrap();
     assert!(
         sentence.starts_with("No format fits NVIDIA L4"),
+        "{sentence}"
+    );
+    assert!(
+        sentence.contains("of these cards, with --tensor-parallel "),
         "{sentence}"
     );
 }

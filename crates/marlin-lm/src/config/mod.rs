@@ -296,14 +296,19 @@ impl ModelConfig {
 
     /// Returns the output head as a layer of a checkpoint; `None` if it is tied to the embedding.
     pub(crate) fn head(&self) -> Option<LayerShape> {
-        (!self.tie_word_embeddings).then(|| LayerShape {
+        (!self.tie_word_embeddings).then(|| self.untied_head())
+    }
+
+    /// Returns the output head that the model has if it is not the embedding.
+    pub(crate) fn untied_head(&self) -> LayerShape {
+        LayerShape {
             name: "lm_head".into(),
             dims: [self.hidden_size, self.vocab_size],
             bias: false,
             is_float: false,
             stack: None,
             part: None,
-        })
+        }
     }
 
     /// Returns the number of features of all query heads together: N of `q_proj`, K of `o_proj`.

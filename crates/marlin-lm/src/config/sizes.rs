@@ -7,6 +7,7 @@ use marlin_format::{ScaleDtype, Sparsity, TensorDtype, WeightDescriptor, WeightF
 
 use super::ModelConfig;
 use crate::architectures::{BlockShape, MixerShape, ProjectionShape};
+use crate::parallel::check_heads;
 
 /// The numbers of weights and bytes of a model whose projections have one format.
 ///
@@ -43,6 +44,24 @@ impl ModelSizes {
         [self.head_bytes, self.norm_bytes, self.embedding_bytes]
             .into_iter()
             .fold(self.projection_bytes, usize::saturating_add)
+    }
+
+    /// Returns the bytes of weights that each of `count` devices has of a model that is split over
+    /// them: a share of the projections and of the output head, the whole embedding and all norms.
+    pub fn rank_bytes(&self, count: usize) -> usize {
+        if count <= 1 {
+            return self.bytes();
+        }
+        // A tied embedding is there beside a share of the head.
+        let embedding = match self.embedding_bytes {
+            0 => self.head_bytes,
+            bytes => bytes,
+        };
+        self.projection_bytes
+            .saturating_add(self.head_bytes)
+            .div_ceil(count)
+            .saturating_add(embedding)
+            .saturating_add(self.norm_bytes)
     }
 
     /// Returns the bytes of weights that a pass of `rows` rows reads: all but the embedding, of
@@ -105,6 +124,11 @@ impl ModelConfig {
                 .saturating_add(self.hidden_size)
                 .saturating_mul(float),
         }
+    }
+
+    /// Returns true if the attention heads of the model can be split over `count` devices.
+    pub fn splits_over(&self, count: usize) -> bool {
+        check_heads(self.num_attention_heads, self.num_key_value_heads, count).is_ok()
     }
 
     /// Returns the distinct shapes [K, N] of the quantised matmuls: queries, keys and values

@@ -328,16 +328,14 @@ fn part_of(layer: &LayerShape, weight: &PlainWeight) -> Result<PlainWeight, Para
     }
     // A layer with several outputs has some columns of each.
     let slices = part.columns.iter().map(|range| rows.slice_n(range.clone()));
-    let slices = slices.collect::<Result<Vec<_>, _>>().map_err(failed)?;
-    match &slices[..] {
-        [slice] => Ok(slice.clone()),
-        _ => PlainWeight::join(&slices.iter().collect::<Vec<_>>()).map_err(|source| {
-            ParallelError::Join {
-                layer: layer.name.clone(),
-                source,
-            }
-        }),
+    let mut slices = slices.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    if slices.len() == 1 {
+        return Ok(slices.remove(0));
     }
+    PlainWeight::join(&slices.iter().collect::<Vec<_>>()).map_err(|source| ParallelError::Join {
+        layer: layer.name.clone(),
+        source,
+    })
 }
 
 #[cfg(test)]

@@ -68,8 +68,10 @@ pub(super) fn part_of<'a>(
     };
     let (rest, rest_parts) = (&shape[1..], &parts[1..]);
     let size = bytes.len() / length.max(1);
-    let is_whole = |(&length, ranges): (&usize, &&[Range<usize>])| matches!(ranges, [all] if *all == (0..length));
-    let rows_are_whole = rest.iter().zip(rest_parts).all(is_whole);
+    let rows_are_whole = rest
+        .iter()
+        .zip(rest_parts)
+        .all(|(&length, ranges)| matches!(ranges, [all] if *all == (0..length)));
     if let ([range], true) = (ranges, rows_are_whole) {
         return Cow::Borrowed(&bytes[range.start * size..range.end * size]);
     }

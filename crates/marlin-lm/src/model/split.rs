@@ -166,12 +166,10 @@ impl Model {
                         model.logits_at(tokens, cache, position, last);
                     }
                 };
-                let ran = session.and_then(|session| {
-                    let root = || self.logits_at(tokens, cache, position, last);
-                    ranks.run(session, command, root)
-                });
                 let count = if last { 1 } else { seq };
-                ran.unwrap_or_else(|_| self.broken([batch, count, self.config.vocab_size]))
+                let shape = [batch, count, self.config.vocab_size];
+                let root = || self.logits_at(tokens, cache, position, last);
+                self.logits_of_ranks(ranks, session, shape, command, root)
             }
         };
         cache.advance(seq);
@@ -205,11 +203,9 @@ impl Model {
             let tokens = Tensor::from_data(data, &model.device());
             model.logits(model.hidden(tokens, None));
         };
-        let ran = ranks.session().and_then(|session| {
-            let root = || self.logits(self.hidden(tokens, None));
-            ranks.run(session, command, root)
-        });
-        ran.unwrap_or_else(|_| self.broken([batch, seq, self.config.vocab_size]))
+        let shape = [batch, seq, self.config.vocab_size];
+        let root = || self.logits(self.hidden(tokens, None));
+        self.logits_of_ranks(ranks, ranks.session(), shape, command, root)
     }
 
     /// Returns the logits [.., vocab] of hidden states [.., hidden] after the last norm.
@@ -223,10 +219,8 @@ impl Model {
             let model = &state.model;
             model.logits(Tensor::<D>::from_data(data, (&model.device(), dtype)));
         };
-        let ran = ranks
-            .session()
-            .and_then(|session| ranks.run(session, command, || self.logits(hidden)));
-        ran.unwrap_or_else(|_| self.broken(shape))
+        let root = || self.logits(hidden);
+        self.logits_of_ranks(ranks, ranks.session(), shape, command, root)
     }
 
     /// Returns the logits [rows, vocab] of the tokens of prompts in `rows`, and writes their keys
@@ -247,11 +241,9 @@ impl Model {
                 model.row_logits_of_rank(&sent, slots, cache);
             }
         };
-        let ran = session.and_then(|session| {
-            let root = || self.row_logits_of_rank(rows, slots, cache);
-            ranks.run(session, command, root)
-        });
-        ran.unwrap_or_else(|_| self.broken([rows.len(), self.config.vocab_size]))
+        let shape = [rows.len(), self.config.vocab_size];
+        let root = || self.row_logits_of_rank(rows, slots, cache);
+        self.logits_of_ranks(ranks, session, shape, command, root)
     }
 
     /// Rounds the heads of the other ranks.
@@ -289,9 +281,20 @@ impl Model {
         }
     }
 
-    /// Returns logits of NaN, of a model whose devices failed.
-    fn broken<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
-        Tensor::full(shape, f32::NAN, (&self.device(), DType::from(self.dtype())))
+    /// Returns the logits that rank 0 computes by `root` while the other ranks run `command`, or
+    /// logits of NaN in this shape if a rank has failed.
+    fn logits_of_ranks<const D: usize>(
+        &self,
+        ranks: &Ranks,
+        session: Result<Session, ParallelError>,
+        shape: [usize; D],
+        command: impl FnOnce(&mut RankState) + Clone + Send + 'static,
+        root: impl FnOnce() -> Tensor<D>,
+    ) -> Tensor<D> {
+        let nan = || Tensor::full(shape, f32::NAN, (&self.device(), DType::from(self.dtype())));
+        session
+            .and_then(|session| ranks.run(session, command, root))
+            .unwrap_or_else(|_| nan())
     }
 }
 

@@ -23,7 +23,7 @@ pub use error::ParallelError;
 pub(crate) use exchange::{Communicator, Group, Session};
 pub(crate) use groups::RowGroups;
 pub(crate) use ranks::{RankState, Ranks, panic_message};
-pub(crate) use shard::Shard;
+pub(crate) use shard::{Shard, check_heads};
 
 use crate::model::Model;
 

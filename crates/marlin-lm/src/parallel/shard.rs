@@ -169,23 +169,21 @@ impl Shard {
         if self.is_whole() {
             return self.whole.head();
         }
-        let [hidden, vocab] = [self.whole.hidden_size, self.whole.vocab_size];
-        let is_tied = self.whole.tie_word_embeddings;
-        let name = match is_tied {
-            true => "model.embed_tokens",
-            false => "lm_head",
-        };
+        // A tied head is cut from the embedding, whose tensor it is read as.
+        let head = self.whole.head().unwrap_or_else(|| LayerShape {
+            name: "model.embed_tokens".into(),
+            is_float: true,
+            ..self.whole.untied_head()
+        });
+        let [hidden, _] = head.dims;
         Some(LayerShape {
-            name: name.into(),
             dims: [hidden, self.vocab.len()],
-            bias: false,
-            is_float: is_tied,
-            stack: None,
             part: Some(LayerPart {
-                dims: [hidden, vocab],
+                dims: head.dims,
                 columns: vec![self.vocab.clone()],
                 rows: 0..hidden,
             }),
+            ..head
         })
     }
 
@@ -260,7 +258,14 @@ fn set_columns(shape: &mut ProjectionShape, whole: &ProjectionShape, columns: Ve
 }
 
 /// Checks that query heads can be split, and key and value heads split or repeated.
-fn check_heads(heads: usize, kv_heads: usize, count: usize) -> Result<(), ParallelError> {
+pub(crate) fn check_heads(
+    heads: usize,
+    kv_heads: usize,
+    count: usize,
+) -> Result<(), ParallelError> {
+    if count == 0 {
+        return Err(ParallelError::NoDevices);
+    }
     let repeats = |count: usize| kv_heads.is_multiple_of(count) || count.is_multiple_of(kv_heads);
     let fitting = || {
         let counts = 1..=heads.min(MOST_FITTING);
