@@ -229,16 +229,28 @@ fn batches_over_pages_have_the_log_probabilities_of_one_device() {
 
 #[test]
 fn all_ranks_have_the_same_bits_over_many_steps() {
+    expect_same_bits(60);
+}
+
+#[test]
+#[ignore = "slow: `cargo test -p marlin-lm ten_thousand_steps -- --ignored`"]
+fn all_ranks_have_the_same_bits_over_ten_thousand_steps() {
+    expect_same_bits(10_000);
+}
+
+/// Checks that the logits of all ranks are the same bits in every step. The steps are those of 1,
+/// 3, 16 and 64 sequences.
+fn expect_same_bits(steps: usize) {
     let config = config();
     let [_, split] = whole_and_split(&config, 6);
     let ranks = split.ranks().unwrap();
     let mut rng = rng();
     let (session, own_id) = (ranks.session().unwrap(), ranks.new_id());
     // Each rank keeps the bits of the logits that it computes beside rank 0.
-    for step in 0..60 {
-        let tokens = random_tokens(1 + step % 3, config.vocab_size, &mut rng);
+    for (step, sequences) in [1, 3, 16, 64].into_iter().cycle().take(steps).enumerate() {
+        let tokens = random_tokens(sequences, config.vocab_size, &mut rng);
         let logits_of = move |model: &Model| {
-            let tokens = token_tensor(&tokens, [1, tokens.len()], &model.device());
+            let tokens = token_tensor(&tokens, [tokens.len(), 1], &model.device());
             let logits = model.logits(model.hidden(tokens, None));
             let values = logits.try_into_vec_as::<f32>().unwrap();
             values.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
