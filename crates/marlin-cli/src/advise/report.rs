@@ -5,7 +5,7 @@ use super::cost::{self, Basis, Figure};
 use super::{Format, accuracy, records};
 use crate::experts::ExpertsRow;
 use marlin_kernels::Target;
-use marlin_lm::{KvCache, MAX_SEQUENCES, ModelConfig};
+use marlin_lm::{KvCache, MAX_SEQUENCES, ModelConfig, ModelSizes};
 use serde::Serialize;
 
 /// The bytes of memory that are kept free: for the driver, kernels, recorded steps and the
@@ -79,8 +79,8 @@ pub struct DecodeRow {
     pub cache_bytes: usize,
     /// True if weights and caches fit one card.
     pub fits: bool,
-    /// The fewest of these cards that weights and caches fit if the model is split over them; `None`
-    /// if those of one host are too few.
+    /// The fewest of these cards that weights and caches fit if the model is split over them;
+    /// `None` if those of one host are too few.
     pub cards: Option<usize>,
     pub step: Figure,
     pub floor_tokens_per_second: f64,
@@ -122,12 +122,10 @@ impl Question<'_> {
         KvCache::size_bytes(self.config, sequences, self.positions, records::DTYPE)
     }
 
-    /// Returns the fewest cards that a number of sequences fits with the weights in a format.
-    fn cards(&self, format: Format, sequences: usize) -> Option<usize> {
-        let (sizes, heads) = (
-            format.sizes(self.config),
-            self.config.num_key_value_heads.max(1),
-        );
+    /// Returns the fewest cards that the caches of a number of sequences fit with weights of these
+    /// sizes.
+    fn cards(&self, sizes: &ModelSizes, sequences: usize) -> Option<usize> {
+        let heads = self.config.num_key_value_heads.max(1);
         let mut counts = (1..=MOST_CARDS).filter(|&count| self.config.splits_over(count));
         counts.find(|&count| {
             // Where there are fewer heads than cards, several cards have the same head.
@@ -141,7 +139,8 @@ impl Question<'_> {
     }
 
     fn format(&self, format: Format) -> FormatRow {
-        let weight_bytes = format.sizes(self.config).bytes();
+        let sizes = format.sizes(self.config);
+        let weight_bytes = sizes.bytes();
         let room = self
             .memory
             .saturating_sub(weight_bytes)
@@ -149,11 +148,12 @@ impl Question<'_> {
         let decode = self.sequences.iter().map(|&sequences| {
             let step = cost::decode(self.config, format, self.card, sequences, self.prompt);
             let rate = |milliseconds: f64| sequences as f64 * 1000.0 / milliseconds;
+            let cards = self.cards(&sizes, sequences);
             DecodeRow {
                 sequences,
                 cache_bytes: self.cache(sequences),
-                fits: self.cache(sequences) <= room,
-                cards: self.cards(format, sequences),
+                fits: cards == Some(1),
+                cards,
                 floor_tokens_per_second: rate(step.floor_milliseconds),
                 tokens_per_second: rate(step.milliseconds),
                 step,

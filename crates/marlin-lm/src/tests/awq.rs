@@ -151,17 +151,6 @@ fn configs() -> Vec<ModelConfig> {
     Architecture::ALL.into_iter().map(of).collect()
 }
 
-/// Returns the median of the relative errors of the tokens' logits [tokens, vocab]. A token whose
-/// router has two experts of nearly the same score may have another one after rounding.
-fn median_error(found: &[f32], expected: &[f64], vocab: usize) -> f64 {
-    let tokens = found.chunks_exact(vocab).zip(expected.chunks_exact(vocab));
-    let mut errors: Vec<f64> = tokens
-        .map(|(found, expected)| relative_error(found, expected))
-        .collect();
-    errors.sort_by(f64::total_cmp);
-    errors[errors.len() / 2]
-}
-
 /// Rounding to 8 bits loses little, and scaling alone does not change the model's outputs.
 #[test]
 fn scaled_models_compute_what_the_float_model_does() {

@@ -430,3 +430,14 @@ pub(crate) fn byte_level_tokenizer() -> Value {
     let path = repository_file("crates/marlin-text/tests/byte_level.json");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
+
+/// Returns the median of the relative errors of the tokens' logits [tokens, vocab]. A token whose
+/// router has two experts of nearly the same score may have another one after rounding.
+pub(crate) fn median_error(found: &[f32], expected: &[f64], vocab: usize) -> f64 {
+    let tokens = found.chunks_exact(vocab).zip(expected.chunks_exact(vocab));
+    let mut errors: Vec<f64> = tokens
+        .map(|(found, expected)| relative_error(found, expected))
+        .collect();
+    errors.sort_by(f64::total_cmp);
+    errors[errors.len() / 2]
+}
