@@ -1,7 +1,10 @@
 //! The matmul problems of the project, and the checks that every launch makes.
 
-use crate::device::MIN_CAPABILITY;
-use crate::{KernelError, Target};
+mod float;
+
+pub use float::FloatProblem;
+
+use crate::KernelError;
 use marlin_format::{
     QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors,
 };
@@ -9,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 #[cfg(feature = "cubecl-runtime")]
 use {
+    crate::Target,
     cubecl::client::Client,
     cubecl::ir::features::TypeUsage,
     cubecl::ir::{ElemType, FloatKind},
@@ -166,30 +170,6 @@ pub struct QuantProblem {
     pub prologue: Prologue,
     /// The operation after the product.
     pub epilogue: Epilogue,
-}
-
-/// A matmul with a float weight whose columns are contiguous, in the activations' dtype:
-/// activations [M, K] times the transpose of a table [N, K] gives [M, N].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FloatProblem {
-    /// The number of rows of activations, M.
-    pub m: usize,
-    /// The number of input features, K.
-    pub k: usize,
-    /// The number of output features, N.
-    pub n: usize,
-    /// Dtype of activations, weight and output.
-    pub dtype: ActivationDtype,
-}
-
-impl FloatProblem {
-    /// Returns true if a device has tensor cores for the dtype: f16 or bf16 on an NVIDIA card from
-    /// compute capability 8.0 on.
-    pub(crate) fn is_for_tensor_cores(&self, target: &Target) -> bool {
-        let card = target.card;
-        self.dtype != ActivationDtype::F32
-            && card.is_some_and(|card| card.capability >= MIN_CAPABILITY)
-    }
 }
 
 /// A matmul for which [`plan`](crate::plan) chooses a kernel.
@@ -444,12 +424,6 @@ impl fmt::Display for QuantProblem {
             Epilogue::SwiGlu => f.write_str(" with SwiGLU"),
             Epilogue::ClampedSwiGlu => f.write_str(" with clamped SwiGLU"),
         }
-    }
-}
-
-impl fmt::Display for FloatProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "M={} N={} K={} {}", self.m, self.n, self.k, self.dtype)
     }
 }
 

@@ -128,8 +128,7 @@ impl Question<'_> {
         let heads = self.config.num_key_value_heads.max(1);
         let mut counts = (1..=MOST_CARDS).filter(|&count| self.config.splits_over(count));
         counts.find(|&count| {
-            // Where there are fewer heads than cards, several cards have the same head.
-            let cache = self.cache(sequences) / heads * (heads / count).max(1);
+            let cache = self.cache(sequences) / heads * self.config.rank_kv_heads(count);
             sizes
                 .rank_bytes(count)
                 .saturating_add(cache)

@@ -1,13 +1,10 @@
 use super::plan::of_problem;
 use super::{GatherOperands, Router, Routing, gather};
-use crate::launch::swizzled_map;
-use crate::matmul::{mma_sync, wgmma};
+use crate::launch::tile::{TileLaunch, TileOperands};
 use crate::problem::{expect_at_most, expect_length};
 use crate::tile::candidates::takes_experts;
 use crate::tile::operands::{expect_dtypes, expect_epilogue};
 use crate::tile::rows::RowOrder;
-use crate::tile::sizes::sizes;
-use crate::tile::workspace::Workspace;
 use crate::tile::{Config, Launch, row_length};
 use crate::{
     Kernel, KernelError, Prologue, QuantProblem, Target, WeightBuffers, pdl, problem::MAX_ELEMENTS,
@@ -128,72 +125,29 @@ fn multiply_in_place(
         bias,
         out,
     } = operands;
-    let workspace = Workspace::of_stream(client, &card).area(problem, &config, launch.blocks)?;
-    let tokens = match order {
-        RowOrder::Gathered => Some(routing.of_rows(&routing.tokens)),
-        _ => None,
-    };
     // A kernel with sorted rows reads the routing before it waits for the kernel before it.
     let overlaps = order == RowOrder::Gathered || routing.is_complete.load(Ordering::Relaxed);
     let uses_pdl = overlaps && pdl::is_supported_by(card.capability);
-    let (blocks, threads) = (
-        CubeCount::new_1d(launch.blocks as u32),
-        CubeDim::new_1d(config.block_threads() as u32),
-    );
-    // SAFETY: the buffers' lengths were checked against the lengths from which the kernels derive
-    // their addresses, the routing's tables have rows, tokens and experts of the problem alone, and
-    // the workspace has room for `blocks` parts of tiles.
-    unsafe {
-        if launch.tile.is_wgmma() {
-            let lengths = [problem.m, problem.k()];
-            let map = swizzled_map(x, lengths, launch.tile.rows(), problem.activations);
-            wgmma::matmul::launch_unchecked(
-                client,
-                blocks,
-                threads,
-                map.ok_or_else(|| KernelError::Alias {
-                    operand: "activations",
-                    problem: problem.to_string(),
-                })?,
-                weight.qweight,
-                None.into(),
-                weight.scales,
-                weight.zero_points.into(),
-                None.into(),
-                bias.into(),
-                Some(routing.blocks()).into(),
-                out,
-                workspace,
-                sizes(problem, order, launch),
-                config,
-                problem.activations.elem(),
-            );
-        } else {
-            mma_sync::matmul::launch_unchecked(
-                client,
-                blocks,
-                threads,
-                x,
-                weight.qweight,
-                None.into(),
-                weight.scales,
-                weight.zero_points.into(),
-                None.into(),
-                bias.into(),
-                Some(routing.blocks()).into(),
-                tokens.into(),
-                out,
-                workspace,
-                sizes(problem, order, launch),
-                config,
-                uses_pdl,
-                problem.activations.elem(),
-            );
-        }
-    }
-    if uses_pdl {
-        pdl::make_edge_programmatic(client);
-    }
+    let step = TileLaunch {
+        problem,
+        order,
+        launch,
+        config,
+        uses_pdl,
+    };
+    let operands = TileOperands {
+        x,
+        weight,
+        row_scales: None,
+        bias,
+        row_blocks: Some(routing.blocks()),
+        tokens: match order {
+            RowOrder::Gathered => Some(routing.of_rows(&routing.tokens)),
+            _ => None,
+        },
+        out,
+    };
+    step.run(client, &card, operands)?;
     // This kernel began after the routing, so the next one may read it early.
     if order == RowOrder::Gathered || !uses_pdl {
         routing.is_complete.store(true, Ordering::Relaxed);

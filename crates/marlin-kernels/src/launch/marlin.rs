@@ -1,15 +1,12 @@
-//! The launch of the Marlin kernels, with `mma.sync` or with `wgmma`.
+//! The launch of the Marlin kernels of a dense weight.
 
-use super::{Operands, arranged, is_aligned, swizzled_map};
-use crate::matmul::{mma_sync, wgmma};
+use super::tile::{TileLaunch, TileOperands};
+use super::{Operands, arranged, is_aligned};
 use crate::problem::expect_presence;
 use crate::tile::operands::{expect_arranged, expect_epilogue, expect_operands};
-use crate::tile::sizes::sizes;
-use crate::tile::workspace::Workspace;
 use crate::tile::{Launch, RowOrder, cost, row_length};
 use crate::{Card, KernelError, Prologue, QuantProblem, fp8, pdl};
 use cubecl::client::Client;
-use cubecl::prelude::*;
 
 /// Launches the kernel of a launch's tile.
 pub(super) fn launch(
@@ -69,66 +66,21 @@ pub(super) fn launch(
     } else {
         (x, None)
     };
-    let workspace = Workspace::of_stream(client, card).area(problem, &config, launch.blocks)?;
-    let (blocks, threads) = (
-        CubeCount::new_1d(launch.blocks as u32),
-        CubeDim::new_1d(config.block_threads() as u32),
-    );
-    // SAFETY: the buffers' lengths were checked against the lengths from which the kernels derive
-    // their addresses, and the workspace has room for `blocks` parts of tiles.
-    unsafe {
-        if launch.tile.is_wgmma() {
-            let columns = row_length(problem.k()) * launch.tile.activation_bytes() / 2;
-            let map = swizzled_map(
-                x,
-                [problem.m, columns],
-                launch.tile.rows(),
-                problem.activations,
-            );
-            wgmma::matmul::launch_unchecked(
-                client,
-                blocks,
-                threads,
-                map.ok_or_else(|| KernelError::Alias {
-                    operand: "activations",
-                    problem: problem.to_string(),
-                })?,
-                weight.qweight,
-                weight.metadata.into(),
-                weight.scales,
-                weight.zero_points.into(),
-                row_scales.into(),
-                bias.into(),
-                None.into(),
-                out,
-                workspace,
-                sizes(problem, RowOrder::InOrder, launch),
-                config,
-                problem.activations.elem(),
-            );
-        } else {
-            mma_sync::matmul::launch_unchecked(
-                client,
-                blocks,
-                threads,
-                x,
-                weight.qweight,
-                weight.metadata.into(),
-                weight.scales,
-                weight.zero_points.into(),
-                row_scales.into(),
-                bias.into(),
-                None.into(),
-                None.into(),
-                out,
-                workspace,
-                sizes(problem, RowOrder::InOrder, launch),
-                config,
-                pdl::is_supported_by(card.capability),
-                problem.activations.elem(),
-            );
-        }
-    }
-    pdl::make_edge_programmatic(client);
-    Ok(())
+    let step = TileLaunch {
+        problem,
+        order: RowOrder::InOrder,
+        launch,
+        config,
+        uses_pdl: pdl::is_supported_by(card.capability),
+    };
+    let operands = TileOperands {
+        x,
+        weight,
+        row_scales,
+        bias,
+        row_blocks: None,
+        tokens: None,
+        out,
+    };
+    step.run(client, card, operands)
 }

@@ -3,6 +3,7 @@
 
 mod geometry;
 mod marlin;
+pub(crate) mod tile;
 
 use crate::matmul::{gemv, portable};
 use crate::plan::{EpilogueStage, PrologueStage};

@@ -131,6 +131,12 @@ impl ModelConfig {
         check_heads(self.num_attention_heads, self.num_key_value_heads, count).is_ok()
     }
 
+    /// Returns the number of key and value heads of each rank of a model that is split over `count`
+    /// devices. Where there are fewer heads than devices, several devices have the same head.
+    pub fn rank_kv_heads(&self, count: usize) -> usize {
+        (self.num_key_value_heads / count.max(1)).max(1)
+    }
+
     /// Returns the distinct shapes [K, N] of the quantised matmuls: queries, keys and values
     /// together, the output of attention, gate and up together, and down, also of experts.
     pub fn matmuls(&self) -> Vec<[usize; 2]> {

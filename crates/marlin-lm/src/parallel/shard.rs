@@ -86,9 +86,8 @@ impl Shard {
         let of_rank = |rank: usize| {
             let of_heads = heads / count * rank..heads / count * (rank + 1);
             groups.check_output(of_heads.start * config.head_dim, rank, count)?;
-            // Where there are fewer than ranks, several ranks have the same head.
             let first = rank * kv_heads / count;
-            let kv_heads = first..first + (kv_heads / count).max(1);
+            let kv_heads = first..first + config.rank_kv_heads(count);
             let [dense, expert, shared, vocab] =
                 [&dense, &expert, &shared, &vocab].map(|ranges| ranges[rank].clone());
             Ok(Self {
