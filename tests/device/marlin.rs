@@ -8,7 +8,7 @@ use crate::setup::{Named, trial};
 pub use bench::{Bench, problem};
 use burn::tensor::Device;
 use libtest_mimic::Trial;
-use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightValue};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, WeightValue};
 use marlin_kernels::device::CLUSTER_CAPABILITY;
 use marlin_kernels::tile::{self, Launch};
 use marlin_kernels::{ActivationDtype, Card, ClustersAtOnce, Epilogue};
@@ -18,36 +18,17 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name != "cuda" {
         return;
     }
-    // Each bit width, group and dtype has its own test, so that several processes can share the
-    // compilation.
-    for (bits, group) in WeightValue::ALL
+    for (value, group) in WeightValue::ALL
         .into_iter()
-        .flat_map(|bits| bits.groups().iter().map(move |&group| (bits, group)))
+        .flat_map(|value| value.groups().iter().map(move |&group| (value, group)))
     {
         for dtype in [ActivationDtype::F16, ActivationDtype::BF16] {
-            let name = format!("marlin::every_tile_agrees_with_f64::{bits}::{group}::{dtype}");
-            tests.push(trial(device, &name, move |device| {
-                every_tile(device, bits, group, dtype, seed)
-            }));
+            add_tiles(tests, device, value, group, dtype, seed);
         }
     }
-    // Each number of rows has its own test, so that each test is short enough for a sanitizer.
-    for (bits, group, zero_points, scales) in SPLIT {
-        for m in ROWS.into_iter().filter(|&m| m <= 129) {
-            let name = format!("marlin::split_columns_agree_with_f64::{bits}::{group}::{m}");
-            let spec = QuantSpec::new(bits, group)
-                .with_zero_point(zero_points.into())
-                .with_scale_dtype(scales);
-            tests.push(trial(device, &name, move |device| {
-                split_columns(device, spec, m, seed)
-            }));
-        }
-    }
-    for (bits, group, zero_points, scales) in SPLIT {
-        let spec = QuantSpec::new(bits, group)
-            .with_zero_point(zero_points.into())
-            .with_scale_dtype(scales);
-        let name = format!("marlin::swiglu_agrees_with_f64::{bits}::{group}");
+    for spec in split_specs() {
+        let (value, group) = (spec.value, spec.scales.group);
+        let name = format!("marlin::swiglu_agrees_with_f64::{value}::{group}");
         tests.push(trial(device, &name, move |device| {
             swiglu(device, spec, seed)
         }));
@@ -57,20 +38,6 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         "marlin::the_driver_says_how_many_clusters_fit",
         clusters_fit,
     ));
-    tests.push(trial(
-        device,
-        "marlin::waves_agree_with_f64",
-        move |device| waves(device, seed),
-    ));
-    tests.push(trial(
-        device,
-        "marlin::large_sums_do_not_overflow",
-        move |device| large_sums(device, seed),
-    ));
-    for m in [1, 16, 64] {
-        let name = format!("marlin::a_thousand_runs_give_the_same_bits::{m}");
-        tests.push(trial(device, &name, move |device| repeats(device, m, seed)));
-    }
     tests.push(trial(
         device,
         "marlin::wrong_operands_are_refused",
@@ -88,12 +55,58 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     );
 }
 
-/// Returns every kind of values with every sparsity that it can have.
-fn values_and_sparsities() -> impl Iterator<Item = (WeightValue, Sparsity)> {
-    WeightValue::ALL.into_iter().flat_map(|value| {
-        let sparsities = value.sparsities().iter();
-        sparsities.map(move |&sparsity| (value, sparsity))
-    })
+/// Adds the tests of all tiles of a format. They compile the same kernels, so that `run.sh` gives
+/// each format a process.
+fn add_tiles(
+    tests: &mut Vec<Trial>,
+    device: &Named,
+    value: WeightValue,
+    group: GroupSize,
+    dtype: ActivationDtype,
+    seed: u64,
+) {
+    let mut add = |name: &str, body: Box<dyn Fn(&Device) + Send>| {
+        let name = format!("marlin::tiles::{value}_{group}_{dtype}::{name}");
+        tests.push(trial(device, &name, body));
+    };
+    add(
+        "agree_with_f64",
+        Box::new(move |device| every_tile(device, value, group, dtype, seed)),
+    );
+    let is_of_format = |spec: &QuantSpec| {
+        let of_spec = ActivationDtype::from(spec.scales.dtype);
+        (spec.value, spec.scales.group, of_spec) == (value, group, dtype)
+    };
+    // Each number of rows has its own test, so that each test is short enough for a sanitizer.
+    for spec in split_specs().filter(is_of_format) {
+        for m in ROWS.into_iter().filter(|&m| m <= 129) {
+            add(
+                &format!("split_columns_agree_with_f64::{m}"),
+                Box::new(move |device| split_columns(device, spec, m, seed)),
+            );
+        }
+    }
+    if dtype != ActivationDtype::F16 {
+        return;
+    }
+    if group == group_of(value, GroupSize::G64) {
+        add(
+            "waves_agree_with_f64",
+            Box::new(move |device| waves(device, value, seed)),
+        );
+    }
+    if group == group_of(value, GroupSize::G128) {
+        add(
+            "large_sums_do_not_overflow",
+            Box::new(move |device| large_sums(device, value, seed)),
+        );
+        for m in [1, 16, 64] {
+            add(
+                &format!("a_thousand_runs_give_the_same_bits::{m}"),
+                Box::new(move |device| repeats(device, value, m, seed)),
+            );
+        }
+    }
 }
 
 /// Returns the group size `wanted`, or the smallest that a kind of values can have.
@@ -159,6 +172,16 @@ const SPLIT: [(WeightValue, GroupSize, bool, ScaleDtype); 9] = [
     ),
     (WeightValue::E4m3, GroupSize::G128, false, ScaleDtype::BF16),
 ];
+
+fn split_specs() -> impl Iterator<Item = QuantSpec> {
+    SPLIT
+        .into_iter()
+        .map(|(value, group, zero_points, scales)| {
+            QuantSpec::new(value, group)
+                .with_zero_point(zero_points.into())
+                .with_scale_dtype(scales)
+        })
+}
 
 /// Returns the launch with `blocks` blocks. A launch on clusters is returned unchanged, because its
 /// tiles fix the number of blocks.
@@ -232,11 +255,11 @@ fn clusters_fit(device: &Device) {
 
 /// Checks many tiles on few blocks, where a block computes most of its tiles whole. Waves have the
 /// full number of blocks of rows, and the last wave has fewer.
-fn waves(device: &Device, seed: u64) {
+fn waves(device: &Device, value: WeightValue, seed: u64) {
     let bench = Bench::new(device);
     let mut ran = 0;
-    for (bits, sparsity) in values_and_sparsities() {
-        let spec = QuantSpec::new(bits, group_of(bits, GroupSize::G64));
+    for &sparsity in value.sparsities() {
+        let spec = QuantSpec::new(value, group_of(value, GroupSize::G64));
         let case = Case {
             m: 1300,
             k: 320,
@@ -258,7 +281,7 @@ fn waves(device: &Device, seed: u64) {
         }
     }
     assert!(
-        bench.card.capability != 90 || ran >= 24,
+        bench.card.capability != 90 || ran >= 4 * value.sparsities().len(),
         "only {ran} launches"
     );
 }
@@ -302,10 +325,10 @@ fn swiglu(device: &Device, spec: QuantSpec, seed: u64) {
 
 /// Checks sums whose first half of K exceeds the largest f16 by far, and whose second half cancels
 /// it.
-fn large_sums(device: &Device, seed: u64) {
+fn large_sums(device: &Device, value: WeightValue, seed: u64) {
     let bench = Bench::new(device);
-    for (bits, sparsity) in values_and_sparsities() {
-        let spec = QuantSpec::new(bits, group_of(bits, GroupSize::G128));
+    for &sparsity in value.sparsities() {
+        let spec = QuantSpec::new(value, group_of(value, GroupSize::G128));
         let case = Case {
             m: 16,
             k: 16384,
@@ -317,7 +340,7 @@ fn large_sums(device: &Device, seed: u64) {
         };
         let mut operands = Operands::random(&case, seed);
         // Weights are up to 17 times as large with 8-bit integers, and 56 times with e4m3.
-        let size = match bits {
+        let size = match value {
             WeightValue::Int4 | WeightValue::E2m1 => 1800.0,
             WeightValue::Int8 => 106.0,
             WeightValue::E4m3 => 30.0,
@@ -337,10 +360,10 @@ fn large_sums(device: &Device, seed: u64) {
 }
 
 /// Checks that the planned tile gives the same bits in 1000 runs, and each other tile in 50.
-fn repeats(device: &Device, m: usize, seed: u64) {
+fn repeats(device: &Device, value: WeightValue, m: usize, seed: u64) {
     let bench = Bench::new(device);
-    for (bits, sparsity) in values_and_sparsities() {
-        let spec = QuantSpec::new(bits, group_of(bits, GroupSize::G128));
+    for &sparsity in value.sparsities() {
+        let spec = QuantSpec::new(value, group_of(value, GroupSize::G128));
         let case = Case {
             m,
             k: 8192,

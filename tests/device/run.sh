@@ -17,13 +17,13 @@ A process runs a group of tests, the part of their names after the device, and i
 
 # Groups in which each test is a process of its own: nearly all of their time is the compilation of kernels on one core.
 split=(marlin experts decode gptq layer lora pdl llama gemv kernels engine plans)
-# Tests of such a group that compile the same kernels, and run in one process for all that is alike before the last part of their names.
-together=(marlin::split_columns_agree_with_f64)
-# What takes longest, which starts first: with a process on each of 16 cores and an H100 from 397 seconds on downwards.
+# Tests below these names compile the same kernels where the next part of their names is the same, and then run in one process.
+together=(marlin::tiles)
+# What takes longest, which starts first.
 slowest=(
-    marlin::every_tile_agrees_with_f64::int4 marlin::every_tile_agrees_with_f64 experts::every_tile_agrees_with_f64 marlin::split_columns_agree_with_f64
-    experts::gradients_of_a_layer_are_those_of_float_weights decode::attention marlin::a_thousand_runs_give_the_same_bits marlin::large_sums_do_not_overflow llama::gptq_costs_less_than_rounding gptq
-    layer::forward_agrees_with_f64 lora::no_float_weight_between_the_passes pdl convert models
+    marlin::tiles::int4 models convert marlin::tiles experts::every_tile_agrees_with_f64 layer::forward_agrees_with_f64
+    experts::gradients_of_a_layer_are_those_of_float_weights pdl decode::attention llama::gptq_costs_less_than_rounding gptq
+    lora::no_float_weight_between_the_passes
 )
 # Tests that run after all others, with the card for themselves: what a kernel reads too early depends on when the kernel before it ends.
 alone=(pdl::a_kernel_reads_what_it_waits_for_and_otherwise_does_not)
@@ -89,11 +89,19 @@ contains() { # value, values
     for other; do [[ $value == "$other" ]] && return 0; done
     return 1
 }
-is_below() { # name, prefixes
+is_below() { # name, prefixes; the last part of a prefix may be the beginning of one
     local name=$1 prefix
     shift
-    for prefix; do [[ $name == "$prefix" || $name == "$prefix"::* ]] && return 0; done
+    for prefix; do [[ $name == "$prefix"* ]] && return 0; done
     return 1
+}
+# Prints the name of the process of a test that runs together with others, or nothing.
+process_of() {
+    local prefix rest
+    for prefix in "${together[@]}"; do
+        rest=${1#"$prefix"::}
+        [[ $rest != "$1" ]] && echo "$prefix::${rest%%::*}"
+    done
 }
 for group in $(printf '%s\n' "$names" | sed 's/::.*//' | sort -u); do
     groups+=("$group")
@@ -103,8 +111,8 @@ for group in $(printf '%s\n' "$names" | sed 's/::.*//' | sort -u); do
             add last "$name" "$group" "--ignored --exact $device::$name" "$name"
         elif contains "$name" "${alone[@]}"; then
             add last "$name" "$group" "--exact $device::$name" "$name"
-        elif [[ -z $filter ]] && is_below "$name" "${together[@]}"; then
-            add parallel "${name%::*}" "$group" "$device::${name%::*}::" "$name"
+        elif [[ -z $filter ]] && process=$(process_of "$name") && [[ -n $process ]]; then
+            add parallel "$process" "$group" "$device::$process::" "$name"
         elif [[ -n $filter ]] || contains "$group" "${split[@]}"; then
             add parallel "$name" "$group" "--exact $device::$name" "$name"
         else

@@ -27,7 +27,7 @@ const MAX_MIB: f64 = 60.0;
 const MIB: f64 = 1048576.0;
 /// The options of xz. With the filter for x86 code and a dictionary of a fifth of the binary, the
 /// archive is 3 % smaller.
-const XZ: &str = "--threads=0 --x86 --lzma2=preset=6,dict=64MiB";
+const XZ: &str = "--threads=0 --x86 --lzma2=preset=9e,dict=192MiB";
 /// The linker's options: identical functions are one, and relocations are stored as a bitmap, which
 /// glibc reads since version 2.36. The archive is 20 % smaller by the first and 4 % by the second.
 const LINK: [&str; 4] = [

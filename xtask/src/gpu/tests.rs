@@ -21,7 +21,7 @@ while (($#)); do
     shift
 done
 [[ $list || -d $MARLIN_TEST_FILES/logs-$device ]] || exit 3
-for test in loading::passes loading::fails decode::attention::passes gemv::passes::g32 gemv::crashes gemv::runs_on marlin::is_ignored marlin::split_columns_agree_with_f64::g32::{1,2}; do
+for test in loading::passes loading::fails decode::attention::passes gemv::passes::g32 gemv::crashes gemv::runs_on marlin::is_ignored marlin::tiles::int4_g32_f16::{agree,split_columns::{1,2}}; do
     name=$device::$test event=ok
     if [[ $list ]]; then
         [[ $ignored && $test != marlin::is_ignored ]] || echo "$name: test"
@@ -86,8 +86,8 @@ fn every_test_without_a_result_is_a_failure() -> Result<(), Error> {
         "flex::loading::fails: failed",
         "\"device\": \"flex\", \"commit\": \"0123\", \"uncommitted_changes\": true",
         "7 processes",
-        "marlin::split_columns_agree_with_f64::g32\n",
-        "\"passed\": 6, \"failed\": 3",
+        "marlin::tiles::int4_g32_f16\n",
+        "\"passed\": 7, \"failed\": 3",
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }
