@@ -125,7 +125,11 @@ fn by_number(what: &str, numbers: &[usize]) -> Vec<String> {
 /// The times of the layers' matmuls, dense and 2:4, in microseconds.
 fn matmuls(dense: &str, sparse: &str) -> Result<String, Error> {
     let mut lines = vec![
-        format!("| layer | K x N | floor, {} | {} |", rows_of(1), ROWS.map(rows_of).join(" | ")),
+        format!(
+            "| layer | K x N | floor, {} | {} |",
+            rows_of(1),
+            ROWS.map(rows_of).join(" | ")
+        ),
         "|---|---|---:|---:|---:|---:|---:|---:|".to_owned(),
     ];
     let (dense, sparse) = (rows::<Matmul>(dense)?, rows::<Matmul>(sparse)?);
