@@ -1,5 +1,5 @@
-//! The program `burn-marlin`, which inspects Llama checkpoints, quantises them to 4 or 8 bits, and
-//! runs them.
+//! The program `burn-marlin`, which inspects checkpoints of language models, quantises them to 4 or
+//! 8 bits, runs and serves them.
 //!
 //! The library has the function [`main`], so that a binary that combines several programs can
 //! include this one, and [`command`], from which its documentation is made.
