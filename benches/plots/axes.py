@@ -15,7 +15,7 @@ def place(value, ticks, start, end):
 class Axes:
     """Two axes with their ticks and names, and the elements that are drawn on them."""
 
-    def __init__(self, x_ticks, y_ticks, x_name, y_name, width=WIDTH, left=LEFT, font=13):
+    def __init__(self, x_ticks, y_ticks, x_name, y_name, width=WIDTH, left=LEFT, font=16):
         self.x_ticks, self.y_ticks = x_ticks, y_ticks
         self.left, self.right = left, width - RIGHT
         self.parts = [

@@ -19,7 +19,7 @@ SERIES = [
     ("int4-g128-gptq", "int4 g128, GPTQ", "#1d4ed8", ""),
     ("24-int4-g128-recovered-gptq", "int4 g128 2:4, trained on, GPTQ", "#7e22ce", "2 3"),
 ]
-LEGEND = WIDTH - RIGHT - 255
+LEGEND = WIDTH - RIGHT - 300
 
 
 def point(model, name, size):
@@ -64,7 +64,7 @@ def main(records, size, out):
         titled = [(megabytes, perplexity, f"{name}, {label}: {megabytes:.2f} MB, perplexity {perplexity:.3f}") for megabytes, perplexity, name in points]
         axes.curve(titled, colour, dash)
         # Larger models are better: the upper right corner is free.
-        height = TOP + 18 + 18 * index
+        height = TOP + 18 + 20 * index
         axes.parts.append(
             f'<line x1="{LEGEND}" x2="{LEGEND + 24}" y1="{height - 4}" y2="{height - 4}" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
         )

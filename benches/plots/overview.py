@@ -1,8 +1,10 @@
 """Draws the README's picture as an SVG: tokens a second of Llama 2 7B, and the time of a matmul.
 
-python benches/plots/overview.py benches book/src/overview.svg
+python benches/plots/overview.py benches wide book/src/overview.svg
+python benches/plots/overview.py benches narrow book/src/overview-narrow.svg
 
-The first argument is the folder that has `records` and `plots`. Python's own library is enough.
+The first argument is the folder that has `records` and `plots`. The halves are side by side, or in
+the narrow picture, which is for phones, one below the other. Python's own library is enough.
 """
 
 import json
@@ -15,8 +17,9 @@ SHAPE = "7b.qkv"
 X_TICKS = [1, 4, 16, 64, 256, 1024, 4096]
 Y_TICKS = [4, 10, 20, 50, 100, 200, 500, 1000]
 BAR, GAP = 26, 10
-# Large letters in narrow halves: a phone shows the whole in 360 pixels.
 WIDTH, LEFT, FONT = 480, 86, 18
+# Between the halves, and to the right of the second, where the last tick ends.
+SPACE, EDGE = 16, 8
 
 
 def rows(folder, name):
@@ -31,7 +34,7 @@ def decode(folder, batch):
 
 
 def bars(folder):
-    """The left half: two groups of bars, each on a scale of its own."""
+    """The first half: two groups of bars, each on a scale of its own."""
     parts, y = [], TOP + 30
     parts.append(f'<text x="{WIDTH / 2}" y="{TOP - 8}" text-anchor="middle" font-weight="bold">Llama 2 7B, tokens per second</text>')
     for batch, title in [(1, "1 sequence"), (64, "64 sequences")]:
@@ -50,7 +53,7 @@ def bars(folder):
 
 
 def matmul(folder):
-    """The right half: the time of one matmul against the rows of activations."""
+    """The second half: the time of one matmul against the rows of activations."""
     axes = Axes(X_TICKS, Y_TICKS, "rows of activations, M", "microseconds", WIDTH, LEFT, FONT)
     axes.parts.append(f'<text x="{WIDTH / 2}" y="{TOP - 8}" text-anchor="middle" font-weight="bold">One matmul, 4096 x 12288</text>')
     curves = [
@@ -66,12 +69,16 @@ def matmul(folder):
     return axes.parts[2:]
 
 
-def main(folder, out):
+def main(folder, form, out):
+    if form == "wide":
+        width, height, second = 2 * WIDTH + SPACE + EDGE, HEIGHT, (WIDTH + SPACE, 0)
+    else:
+        width, height, second = WIDTH + EDGE, 2 * HEIGHT, (0, HEIGHT)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {HEIGHT}" font-family="sans-serif" font-size="{FONT}">',
-        f'<rect width="{2 * WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="{FONT}">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
         *bars(folder),
-        f'<g transform="translate({WIDTH} 0)">',
+        f'<g transform="translate({second[0]} {second[1]})">',
         *matmul(folder),
         "</g>",
         "</svg>",
@@ -81,6 +88,6 @@ def main(folder, out):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) != 4 or sys.argv[2] not in ("wide", "narrow"):
         sys.exit(__doc__)
     main(*sys.argv[1:])

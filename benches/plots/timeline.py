@@ -38,15 +38,17 @@ def main(record, out):
             before = end
         y += 3 * (LANE + 3) + GAP
     y -= GAP - 14
+    # The unit takes the place of a tick that is too near to the edge.
     for tick in range(0, int(longest) + 1, 10):
-        parts.append(f'<text x="{x(tick):.1f}" y="{y}" text-anchor="middle">{tick}</text>')
+        if x(tick) < WIDTH - RIGHT - 40:
+            parts.append(f'<text x="{x(tick):.1f}" y="{y}" text-anchor="middle">{tick}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{y}" text-anchor="end">us</text>')
     y += 22
     for index, (name, colour) in enumerate(COLOURS.items()):
         parts.append(f'<rect x="{LEFT + 110 * index}" y="{y - 11}" width="12" height="12" fill="{colour}"/>')
         parts.append(f'<text x="{LEFT + 110 * index + 18}" y="{y}">{name}</text>')
     height = y + 12
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="15">'
     lines = [head, f'<rect width="{WIDTH}" height="{height}" fill="white"/>', *parts, "</svg>"]
     open(out, "w").write("\n".join(lines) + "\n")
 

@@ -45,7 +45,7 @@ fn client_of(device: &Device) -> Option<Client> {
     client(&device.clone().without_autodiff())
 }
 
-/// The name that a device reports.
+/// Returns the name that a device reports.
 pub fn device_name(device: &Device) -> String {
     #[cfg(feature = "cubecl-runtime")]
     if let Some(client) = client_of(device) {

@@ -190,8 +190,7 @@ impl QuantExperts {
     }
 
     /// Returns the layer with a correction `[experts]`, which is added to the scores of
-    /// [`RouterScores::Sigmoid`] before experts are
-    /// chosen, and does not change their weights.
+    /// [`RouterScores::Sigmoid`] before experts are chosen, and does not change their weights.
     ///
     /// # Errors
     /// [`Error::ExpertShapes`] for a correction of another length, and [`Error::Correction`] for a

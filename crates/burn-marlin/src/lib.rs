@@ -1,4 +1,5 @@
-//! 4-bit and 8-bit weights for Burn: W4A16 and W8A16 linear layers.
+//! 4-bit and 8-bit weights for Burn: linear layers with weights in 4 bits and activations in 16
+//! (W4A16), or with weights in 8 bits (W8A16).
 //!
 //! - [`WeightQuantizer`] turns an existing, unmodified Burn model into a W4A16 (or W8A16) model
 //!   with one call, and reports the outcome for every layer.
@@ -9,14 +10,16 @@
 //! - [`install`] registers the fusion provider, once at the start of the program, so that
 //!   unmodified models never hold a float weight.
 //!
-//! Weights have 4 bits, or 8 ([`QuantSpec::int8`]), with a scale per group; activations are in f16,
-//! bf16 or f32; products accumulate in f32.
+//! Weights are integers of 4 bits ([`QuantSpec::int4`]) or 8 ([`QuantSpec::int8`]) with a scale per
+//! group, or floats ([`QuantSpec::fp8`], [`QuantSpec::mxfp4`], [`QuantSpec::nvfp4`]). Activations
+//! are in f16, bf16 or f32; products accumulate in f32.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
 //! use burn::tensor::{Device, Distribution, Tensor};
 //! use burn_marlin::{GroupSize, QuantSpec, WeightQuantizer};
 //!
+//! burn_marlin::install()?; // once, before the first tensor
 //! let device = Device::flex();
 //! let model = LinearConfig::new(256, 64).init(&device); // any Burn module
 //! let (model, report) = WeightQuantizer::new(QuantSpec::int4(GroupSize::G128)).quantize(model)?;

@@ -21,7 +21,7 @@ use marlin_format::WeightValue;
 use marlin_lm::{MAX_SEQUENCES, OpenOptions};
 use std::path::PathBuf;
 
-/// Inspect Llama checkpoints, quantise them to 4 or 8 bits, and run them.
+/// Inspect checkpoints of language models, quantise them to 4 or 8 bits, run and serve them.
 ///
 /// A model is a Hugging Face folder, or a name on the Hugging Face hub; what is missing of it in
 /// the hub's cache is downloaded. HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE

@@ -11,6 +11,12 @@ pub enum CliError {
     #[cfg(feature = "hub")]
     #[error(transparent)]
     Hub(#[from] marlin_lm::hub::HubError),
+    #[cfg(not(feature = "hub"))]
+    #[error(
+        "there is no folder {model}, and this build opens no models by name; build it with the feature hub",
+        model = model.display()
+    )]
+    NoHub { model: PathBuf },
     #[error(transparent)]
     Text(#[from] marlin_lm::TextError),
     #[error(transparent)]

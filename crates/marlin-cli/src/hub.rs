@@ -2,6 +2,8 @@
 
 use crate::args::HubArgs;
 use crate::error::CliError;
+#[cfg(not(feature = "hub"))]
+use std::path::Component;
 use std::path::{Path, PathBuf};
 
 /// Returns the folder of a model, given by its path or its name. Downloads what is missing, with a
@@ -39,5 +41,13 @@ fn find(model: &Path, args: &HubArgs, without_weights: bool) -> Result<PathBuf, 
 
 #[cfg(not(feature = "hub"))]
 fn find(model: &Path, _: &HubArgs, _: bool) -> Result<PathBuf, CliError> {
+    // A path of two parts, `owner/name`, is the form of a name.
+    let parts = || model.components();
+    let is_name = parts().count() == 2 && parts().all(|part| matches!(part, Component::Normal(_)));
+    if is_name && !model.exists() {
+        return Err(CliError::NoHub {
+            model: model.into(),
+        });
+    }
     Ok(model.into())
 }

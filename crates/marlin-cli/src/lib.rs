@@ -1,5 +1,5 @@
-//! The program `burn-marlin`, which inspects Llama checkpoints, quantises them to 4 or 8 bits, and
-//! runs them.
+//! The program `burn-marlin`, which inspects checkpoints of language models, quantises them to 4 or
+//! 8 bits, runs and serves them.
 //!
 //! The library has the function [`main`], so that a binary that combines several programs can
 //! include this one, and [`command`], from which its documentation is made.
@@ -25,7 +25,7 @@ use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
 use error::CliError;
 use std::ffi::OsString;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IsTerminal};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -68,6 +68,12 @@ fn init_logs(command: &Command) {
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
+    // A log in a file has no colours; `NO_COLOR` switches them off on a terminal, too.
+    let logs = if std::io::stderr().is_terminal() {
+        logs
+    } else {
+        logs.with_ansi(false)
+    };
     if is_json {
         logs.json().init();
     } else {

@@ -12,11 +12,16 @@ struct Picture {
     arguments: &'static [&'static str],
 }
 
-const PICTURES: [Picture; 6] = [
+const PICTURES: [Picture; 7] = [
     Picture {
         name: "overview.svg",
         program: "overview.py",
-        arguments: &["benches"],
+        arguments: &["benches", "wide"],
+    },
+    Picture {
+        name: "overview-narrow.svg",
+        program: "overview.py",
+        arguments: &["benches", "narrow"],
     },
     Picture {
         name: "prompts.svg",

@@ -37,7 +37,7 @@ impl Report {
             .count()
     }
 
-    /// The number of linear layers that were skipped.
+    /// Returns the number of linear layers that were skipped.
     pub fn skipped(&self) -> usize {
         self.linear().count() - self.quantized()
     }

@@ -106,8 +106,14 @@ fn print_table(
     } else {
         output::table(&header, &rows(&found.all))?;
     }
+    let has_errors = found.all.iter().all(|found| found.nll.error.is_finite());
+    let errors = if has_errors {
+        "standard errors by window"
+    } else {
+        "one window has no standard error"
+    };
     Ok(output::line(&format!(
-        "over {}; standard errors by window",
+        "over {}; {errors}",
         measured(args, found)
     ))?)
 }
@@ -133,32 +139,42 @@ fn row(model: &Model<'_>, found: &Evaluation) -> Vec<String> {
     let mut row = vec![
         name,
         output::size(model.bytes),
-        format!("{perplexity:.4} ± {error:.4}"),
+        with_error(format!("{perplexity:.4}"), error, 4),
     ];
     row.extend(match &found.against {
         None => vec![String::new(); 4],
         Some(against) => {
             let change = against.nll_change.mean.exp();
             vec![
-                format!(
-                    "{:+.2} ± {:.2} %",
-                    100.0 * (change - 1.0),
-                    100.0 * change * against.nll_change.error
+                with_error(
+                    format!("{:+.2}", 100.0 * (change - 1.0)),
+                    100.0 * change * against.nll_change.error,
+                    2,
+                ) + " %",
+                with_error(
+                    format!("{:.5}", against.divergence.mean),
+                    against.divergence.error,
+                    5,
                 ),
-                format!(
-                    "{:.5} ± {:.5}",
-                    against.divergence.mean, against.divergence.error
-                ),
-                format!(
-                    "{:.2} ± {:.2} %",
-                    100.0 * against.agreement.mean,
-                    100.0 * against.agreement.error
-                ),
+                with_error(
+                    format!("{:.2}", 100.0 * against.agreement.mean),
+                    100.0 * against.agreement.error,
+                    2,
+                ) + " %",
                 against.differ.to_string(),
             ]
         }
     });
     row
+}
+
+/// Adds the standard error to a value. The error of a single window is not finite, and left out.
+fn with_error(value: String, error: f64, digits: usize) -> String {
+    if error.is_finite() {
+        format!("{value} ± {error:.digits$}")
+    } else {
+        value
+    }
 }
 
 fn print_json(

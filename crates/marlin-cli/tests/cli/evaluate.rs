@@ -85,6 +85,29 @@ fn texts_have_their_results_and_all_of_them_together() {
 }
 
 #[test]
+fn one_window_has_no_standard_error() {
+    let folder = Folder::shipped_quantized();
+    let table = succeed(&args![
+        "evaluate",
+        shipped(),
+        "--with",
+        &folder.target,
+        "--device",
+        "flex",
+        "--text",
+        heldout(),
+        "--max-tokens",
+        "64"
+    ]);
+    assert!(!table.contains('±'), "{table}");
+    let last = table.lines().last().unwrap();
+    assert!(
+        last.ends_with("; one window has no standard error"),
+        "{table}"
+    );
+}
+
+#[test]
 fn plots_are_drawn_as_svg_and_png() {
     let folder = Folder::shipped_quantized();
     let (svg, png) = (folder.beside("plot.svg"), folder.beside("plot.PNG"));

@@ -125,7 +125,11 @@ fn by_number(what: &str, numbers: &[usize]) -> Vec<String> {
 /// The times of the layers' matmuls, dense and 2:4, in microseconds.
 fn matmuls(dense: &str, sparse: &str) -> Result<String, Error> {
     let mut lines = vec![
-        "| layer | K x N | floor, M = 1 | M = 1 | M = 8 | M = 16 | M = 64 | M = 1024 |".to_owned(),
+        format!(
+            "| layer | K x N | floor, {} | {} |",
+            rows_of(1),
+            ROWS.map(rows_of).join(" | ")
+        ),
         "|---|---|---:|---:|---:|---:|---:|---:|".to_owned(),
     ];
     let (dense, sparse) = (rows::<Matmul>(dense)?, rows::<Matmul>(sparse)?);
@@ -134,13 +138,18 @@ fn matmuls(dense: &str, sparse: &str) -> Result<String, Error> {
             let of_m = |m| rows.iter().find(|row| row.shape == shape && row.m == m);
             let Some(first) = of_m(1) else { continue };
             let start = format!(
-                "| {label} | {} x {} | {:.1}",
+                "| {label} | {}\u{a0}x\u{a0}{} | {:.1}",
                 first.k, first.n, first.floor_us
             );
             lines.push(start + &times(ROWS.map(of_m)));
         }
     }
     Ok(lines.join("\n"))
+}
+
+/// The head of the column of `m` rows of activations, which does not wrap.
+fn rows_of(m: usize) -> String {
+    format!("M\u{a0}=\u{a0}{m}")
 }
 
 /// The end of a table's line: the times of matmuls, in microseconds.
@@ -158,9 +167,14 @@ fn matmuls_of_formats() -> Result<String, Error> {
         ("gate and up", "7b.gate_up"),
         ("down", "7b.down"),
     ];
-    let header = ROWS.map(|m| format!("M = {m}")).join(" | ");
+    // Nine columns: the heads of all but the first time are numbers alone.
+    let others = ROWS[1..].iter().map(usize::to_string).collect::<Vec<_>>();
     let mut lines = vec![
-        format!("| layer | format | floor, M = 1 | {header} |"),
+        format!(
+            "| layer | format | floor, {one} | {one} | {} |",
+            others.join(" | "),
+            one = rows_of(1)
+        ),
         format!("|---|---|---:|{}", "---:|".repeat(ROWS.len())),
     ];
     let rows = rows::<Matmul>("formats-h200")?;
