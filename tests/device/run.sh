@@ -19,9 +19,9 @@ A process runs a group of tests, the part of their names after the device, and i
 split=(marlin experts decode gptq layer lora pdl llama gemv kernels engine plans)
 # Tests below these names compile the same kernels where the next part of their names is the same, and then run in one process.
 together=(marlin::tiles)
-# What takes longest, which starts first.
+# What takes longest, which starts first: on an H200 with 16 cores, from 367 seconds on downwards.
 slowest=(
-    marlin::tiles::int4 models convert marlin::tiles experts::every_tile_agrees_with_f64 layer::forward_agrees_with_f64
+    mixtures marlin::tiles::int4 models convert fp8 marlin::tiles layer::forward_agrees_with_f64 experts::every_tile_agrees_with_f64
     experts::gradients_of_a_layer_are_those_of_float_weights pdl decode::attention llama::gptq_costs_less_than_rounding gptq
     lora::no_float_weight_between_the_passes
 )
