@@ -54,7 +54,7 @@ pub fn run(options: &LoadOptions) -> Result<LoadReport, LoadError> {
 ///
 /// # Errors
 ///
-/// As [`run`].
+/// Those of [`run`].
 pub fn run_with(
     options: &LoadOptions,
     mut progress: impl FnMut(LoadProgress),
