@@ -25,8 +25,8 @@ const FILES: [&str; 3] = [
 /// The maximum size of the archive in MiB.
 const MAX_MIB: f64 = 60.0;
 const MIB: f64 = 1048576.0;
-/// The options of xz. With the filter for x86 code and a dictionary of a fifth of the binary, the
-/// archive is 3 % smaller.
+/// The options of xz. The filter for x86 code makes the archive smaller. So do the highest preset and
+/// a dictionary of two thirds of the binary, by 0.8 % of what preset 6 and 64 MiB give.
 const XZ: &str = "--threads=0 --x86 --lzma2=preset=9e,dict=192MiB";
 /// The linker's options: identical functions are one, and relocations are stored as a bitmap, which
 /// glibc reads since version 2.36. The archive is 20 % smaller by the first and 4 % by the second.
