@@ -1,5 +1,6 @@
 //! Tests of `evaluate`: several texts, and plots.
 
+use std::ffi::OsString;
 use std::fs;
 
 use serde_json::json;
@@ -7,6 +8,20 @@ use serde_json::json;
 use crate::support::{
     Folder, args, cells, heldout, refuse, run_with_input, shipped, succeed, succeed_json,
 };
+
+/// Returns the arguments that evaluate the shipped model on tokens of the held-out text.
+fn on_heldout(tokens: &str) -> Vec<OsString> {
+    args![
+        "evaluate",
+        shipped(),
+        "--device",
+        "flex",
+        "--text",
+        heldout(),
+        "--max-tokens",
+        tokens
+    ]
+}
 
 #[test]
 fn texts_have_their_results_and_all_of_them_together() {
@@ -87,18 +102,9 @@ fn texts_have_their_results_and_all_of_them_together() {
 #[test]
 fn one_window_has_no_standard_error() {
     let folder = Folder::shipped_quantized();
-    let table = succeed(&args![
-        "evaluate",
-        shipped(),
-        "--with",
-        &folder.target,
-        "--device",
-        "flex",
-        "--text",
-        heldout(),
-        "--max-tokens",
-        "64"
-    ]);
+    let mut args = on_heldout("64");
+    args.extend(args!["--with", &folder.target]);
+    let table = succeed(&args);
     assert!(!table.contains('±'), "{table}");
     let last = table.lines().last().unwrap();
     assert!(
@@ -111,18 +117,8 @@ fn one_window_has_no_standard_error() {
 fn plots_are_drawn_as_svg_and_png() {
     let folder = Folder::shipped_quantized();
     let (svg, png) = (folder.beside("plot.svg"), folder.beside("plot.PNG"));
-    let mut args = args![
-        "evaluate",
-        shipped(),
-        "--with",
-        &folder.target,
-        "--device",
-        "flex",
-        "--text",
-        heldout(),
-        "--max-tokens",
-        "1024"
-    ];
+    let mut args = on_heldout("1024");
+    args.extend(args!["--with", &folder.target]);
     args.extend(args!["--json", "--plot", &svg, "--plot", &png]);
     let found = succeed_json(&args);
     assert_eq!(found["models"][1]["dir"], json!(folder.target));
@@ -139,16 +135,7 @@ fn plots_are_drawn_as_svg_and_png() {
     assert!(fs::read(&png).unwrap().starts_with(b"\x89PNG\r\n"));
 
     let missing = folder.beside("missing").join("plot.svg");
-    let mut args = args![
-        "evaluate",
-        shipped(),
-        "--device",
-        "flex",
-        "--text",
-        heldout(),
-        "--max-tokens",
-        "64"
-    ];
+    let mut args = on_heldout("64");
     args.extend(args!["--plot", &missing]);
     let run = run_with_input(&args, b"");
     assert_eq!(run.code, Some(1));
